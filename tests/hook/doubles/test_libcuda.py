@@ -96,8 +96,9 @@ def test_memory_of_a_killed_process_comes_back(state: Path) -> None:
 
 @pytest.mark.parametrize("ahead_ms", [0, 10_000])
 def test_a_stopped_process_has_run_what_its_timeline_is_filled_ahead(state: Path, ahead_ms: int) -> None:
-    """Work that the double has already scheduled when the process stops still runs. By default that is almost none, so
-    that the queue of a process that dies is dropped. An option of the double lets all of it run, as on hardware.
+    """Work that the double has already scheduled when the process stops still runs. By default the double schedules
+    almost nothing ahead, so a process that ends takes its queue with it. With `FAKE_CUDA_AHEAD_MS` the whole queue
+    runs, as on hardware.
     """
     more = {"FAKE_CUDA_AHEAD_MS": str(ahead_ms)} if ahead_ms else {}
     process = loop(state, "stopped", "--kernel-us", "100000", **more)
@@ -160,7 +161,7 @@ def test_an_event_waits_for_no_more_than_its_stream_and_the_legacy_stream_say(st
             probe.ok("stream", name, flags)
         probe.ok("launch", "hang", "busy")
         answers = {}
-        # the legacy stream comes last, because it waits for all streams but `apart`
+        # The legacy stream is last, because it waits for all streams except `apart`, which is non-blocking.
         for stream in ("busy", "other", "apart", ""):
             probe.ok("event", f"on {stream}")
             probe.ok("event_record", f"on {stream}", stream)

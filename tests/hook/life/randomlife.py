@@ -5,9 +5,10 @@ grace period. The agents grant and revoke, end and come back. The double of libc
 shared memory, which the agents read and compare with the hook's reports.
 
 Guarantees that are checked, in addition to the guarantees of `watched_agent.py`:
-- Every process ends at its time.
+- Every process ends at most `OVERDUE_S` after its planned end.
 - No stream capture is broken, and no CUDA call fails.
-- No stream waits for a held stream, full or not, unless the program has ordered the two streams.
+- No stream waits for a stream that the program has blocked, full or not, unless the program has ordered the two
+  streams.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ THREADS = (1, 2, 4, THREADS_MOST)
 HUNT_LOOKS = 20
 """Consecutive attempts to find a thread inside a launch."""
 OVERDUE_S = 40.0
-"""Seconds after its time, without stops, at which a process counts as hanging: more than the 30 s for which an
-allocation waits for an agent.
+"""Seconds after its planned end, without the time for which it was stopped, at which a process counts as hanging. The
+value is more than the 30 s for which an allocation waits for an agent.
 """
 
 
@@ -286,7 +287,7 @@ def soak(run: Run, hook: Path, program: Program = Program()) -> dict[str, int]:
 
 
 def _where(pid: int) -> str:
-    """Describe the kernel function that each thread of the process waits in."""
+    """Describe the function of the operating system that each thread of the process waits in."""
     threads = []
     for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
         with contextlib.suppress(OSError):  # the thread has ended

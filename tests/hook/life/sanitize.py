@@ -1,8 +1,8 @@
 """The hook's C sources under the address, undefined-behaviour and thread sanitizers: `make sanitize`.
 
 1. The sources are compiled with a sanitizer into a library. The programs `randomlife` and `memoryrace` are linked with
-   it ahead of the double. interpose.c is left out: its `dlsym` would come before the sanitizer's. Resolution is tested
-   on the real file.
+   it ahead of the double. interpose.c is left out, because its `dlsym` would replace the sanitizer's. So these runs
+   test no symbol lookups; `tests/hook/process/test_resolution.py` does.
 2. Random lives run under the scripted agents of `randomlife.py`.
 3. Threads race for memory under the real agent.
 
@@ -34,8 +34,8 @@ KINDS = {
 WRAPPED = ("object_libc_symbol", "sys_map", "sys_unmap")
 """Functions that sanitized/wrap.c replaces."""
 LIMIT = 256 << 20
-# No leak check: the double keeps objects to which operations may point, and the hook has no heap.
-# A child of a process with threads may start threads of its own.
+# No leak check: the double never frees objects that unfinished operations may use, and the hook has no heap.
+# die_after_fork=0: a forked child of a process with threads may start threads.
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0:exitcode=66",
     "UBSAN_OPTIONS": "print_stacktrace=1:exitcode=66",

@@ -125,7 +125,7 @@ class Soak:
     """GPU time charged beyond the time that passed, on the worst GPU."""
     co_run_s: float = 0.0
     co_run_read_s: float = 0.0
-    """Seconds of co-running of all tenants so far, and by the present agent, which begins at 0."""
+    """Seconds in which tenants co-ran, as the present agent last reported. Each agent's counter begins at 0."""
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def now(self) -> float:

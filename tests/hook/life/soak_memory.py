@@ -52,9 +52,9 @@ credits.c.
 POOL_STEP = 32 * MIB
 """Bytes by which the hook expects a pool to grow until it has seen the driver's step, as in pool_calls.c."""
 AGREE_S = 5.0
-"""Seconds within which ledger and driver must agree. Idle credits may be on their way to the agent for a moment; then
-both are read again. If the machine stands still, the agent does not answer within a second. A process that queries free
-memory then gets only the figures that it knows itself.
+"""Seconds within which ledger and driver must agree. Until then both are read again, because a process may just be
+returning idle credits. On a machine that stands still, the agent does not answer a process's query for free memory
+within a second, so that process reports the figures of its last answer.
 """
 WANTED = {"mismatches": 0, "bytes over the limit": 0, "refused in vain": 0, "unexpected errors": 0}
 
@@ -224,8 +224,9 @@ class Soak:
     def granted(self, gpu: int, callers: list[Caller], used: int) -> int:
         """Return the bytes that the ledger counts as in use.
 
-        While the credits exceed a lowered limit, processes report no free memory, whatever they use. The ledger's bytes
-        must then be between the bytes that the driver has taken and these bytes plus all idle credits.
+        While the credits exceed a lowered limit, processes report no free memory, whatever they use. The ledger then
+        counts idle credits as used. So its bytes must be at least the bytes that the driver has taken, and at most
+        these plus `IDLE_MOST` for each process.
         """
         credited = self.observer.ask(gpu).used
         if credited < used:  # this also applies while the querying process is not connected to an agent

@@ -75,9 +75,9 @@ def _held_inside(agent: WatchedAgent, gate: Gate, deadline: float) -> Hold:
 def test_a_launch_that_outlasts_the_grace_is_none_without_a_token(
     tenant: Tenant, agent: WatchedAgent, hook_file: Path, restarts: bool
 ) -> None:
-    """A debugger holds a thread inside a launch until the hook no longer waits for the thread. If the driver had not
-    accepted the launch yet, it accepts the launch after the thread is released. A thread that is held while it has the
-    driver's lock blocks all calls; the test then releases it.
+    """A debugger holds a thread inside a launch until the hook no longer waits for the thread. The agent must not
+    report this launch as a launch without a token. A thread may also be held while it has the driver's lock and so
+    blocks all calls; the test then releases it.
     """
     process = tenant.loop("--kernel-us", "0", "--threads", "3", "--event-every", "1000000")
     assert _until(agent, lambda: tenant.submitted() > 1000, 20)
@@ -92,7 +92,7 @@ def test_a_launch_that_outlasts_the_grace_is_none_without_a_token(
         _until(agent, lambda asked=asked: _asked(agent) > asked, 1)  # type: ignore[misc]
         while not hold.release():
             time.sleep(0.001)
-        time.sleep(0.01)  # the agent sends the next grant after 20 ms
+        time.sleep(0.01)  # the agent, which sends the next grant after 20 ms, has not sent it yet
         agent.step()
     assert agent.seen["launches without a token"] == 0
     assert agent.seen["drained too early"] == 0
@@ -102,8 +102,8 @@ def test_a_launch_that_outlasts_the_grace_is_none_without_a_token(
 def test_such_a_launch_may_come_between_a_later_grant_and_its_reading(
     tenant: Tenant, agent: WatchedAgent, hook_file: Path
 ) -> None:
-    """The test holds the hook thread while the later grant is sent, as if that thread had no processor. The held launch
-    passes before the hook reads the grant, so DRAINED of the grant does not count the launch."""
+    """The test holds the hook thread while the later grant is sent, as if that thread had no processor time. The driver
+    accepts the held launch before the hook reads the grant, so the DRAINED of that grant does not count the launch."""
     process = tenant.loop("--kernel-us", "0", "--threads", "3", "--event-every", "1000000")
     assert _until(agent, lambda: tenant.submitted() > 1000, 20)
     gate = Gate(process.pid, hook_file)

@@ -37,8 +37,8 @@ OUTLASTED = "launches that outlasted the grace"
 longer waited for the thread.
 """
 CAME_LATER = "launches that came with a later grant"
-"""Name of a count: such launches that the driver accepted after the next grant was sent and before the hook had read
-it.
+"""Name of a count: launches of `OUTLASTED` that the driver accepted after the next grant was sent and before the hook
+had read that grant.
 """
 _SOCKET_PID = struct.Struct("=iii")
 _TO_MISUSED = 7 * 8
@@ -81,7 +81,7 @@ class Counts:
         """
         submitted, done, _, last_end = struct.unpack_from("=QQQQ", self._page, turn.place)
         behind, behind_end = struct.unpack_from("=QQ", self._page, turn.place + _TO_BEHIND)
-        own = last_end == behind_end or behind > 0  # the last slice may belong to such a launch
+        own = last_end == behind_end or behind > 0  # the last time slice may belong to a launch behind a wait
         left = 0 if own else max(last_end - time.monotonic_ns(), 0)
         due = submitted - done - behind
         return f"{due} launches to begin, {left} ns of others" if due > 0 or left else ""
@@ -133,8 +133,8 @@ class WatchedAgent(ScriptedAgent):
         self._chance = chance
         self._turns: dict[int, Turn] = {}
         self._granted_at: dict[int, float] = {}
-        """Time of the last grant of each process, over any connection, as time.monotonic(). Its gate has closed later
-        than that."""
+        """Time of the last grant of each process (by pid), over any connection, as time.monotonic(). The gate has
+        closed later, so the grace period cannot have passed before `grace_ms` after this time."""
         super().__init__(tenant.directory, tenant.gpus)
 
     def step(self) -> None:
@@ -289,7 +289,7 @@ class WatchedAgent(ScriptedAgent):
 
 
 def _forget(turn: Turn, launches: int) -> None:
-    """Remove so many launches from `turn.inside`, because the driver has accepted them."""
+    """Remove the first `launches` entries of `turn.inside`, because the driver has accepted so many launches."""
     turn.inside = dict(list(turn.inside.items())[launches:])
 
 

@@ -45,8 +45,8 @@ def other(make_check: MakeCheck) -> tuple[LedgerCheck, Probe]:
 
 @pytest.mark.promise("memory-importer-files")
 def test_an_importer_keeps_a_quarter_of_the_files_that_it_may_open(other: tuple[LedgerCheck, Probe]) -> None:
-    """The hook keeps a copy of an imported descriptor only while enough files are left to open. The double keeps a copy
-    too.
+    """The hook keeps a copy of each imported descriptor, as the double does. It makes no more copies when less than a
+    quarter of the process's open-file limit is left.
     """
     check, importer = other
     descriptor, files, imports = exported(check), 256, 20
@@ -78,7 +78,9 @@ def test_descriptors_alone_keep_to_the_limit(make_check: MakeCheck) -> None:
 
 @pytest.mark.promise("memory-exported")
 def test_a_descriptor_that_is_on_its_way_to_another_process_keeps_the_memory(make_check: MakeCheck) -> None:
-    """While it is sent, the descriptor is in no process's descriptor table."""
+    """While a message carries the descriptor, no process has it in its descriptor table, so the hook cannot find it
+    there.
+    """
     check = make_check()
     descriptor = exported(check)
     process = os.pidfd_open(check.probe.pid)
@@ -217,7 +219,8 @@ def test_a_child_of_fork_keeps_nothing_for_an_importer(other: tuple[LedgerCheck,
 
 def test_no_descriptor_of_the_hooks_is_left_behind(make_check: MakeCheck) -> None:
     check = make_check()
-    check.probe.ok("descriptor_close", exported(check))  # the hook now watches exports by two descriptors
+    # From the first export on, the hook has two descriptors of its own
+    check.probe.ok("descriptor_close", exported(check))
     until(check, 0)
     before = len(check.probe.ok("facts")["files"])
     handles = [check.probe.ok("physical", PAGE) for _ in range(40)]
@@ -304,7 +307,9 @@ def test_a_range_that_the_driver_refuses_to_export_leaves_nothing(make_check: Ma
 
 
 def test_freeing_beside_many_descriptors_is_no_dearer(tenant: Tenant) -> None:
-    """One read shows all open descriptors, so the hook reads them only in some of the calls."""
+    """To check exports at a free, the hook reads the process's whole descriptor table. So it does that only in some of
+    the calls.
+    """
     tenant.agent()
     few, many = (tenant.probe(label) for label in ("few", "many"))
     for probe in (few, many):

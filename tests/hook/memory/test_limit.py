@@ -80,16 +80,16 @@ def test_no_message_goes_into_a_file_of_the_programs(tenant: Tenant, tmp_path: P
 
 @pytest.mark.promise("memory-lowered")
 def test_credits_that_a_lowered_limit_takes_back_do_not_go_back_twice(make_check: MakeCheck) -> None:
-    """The credits were idle at the hook's last check, and must be returned once. A second return would let the process
-    have any number of credits.
+    """Credits that the process returned at once must not be returned again by the hook's next periodic check, which
+    finds them idle. The agent would then count too few bytes, and the process could exceed its limit.
     """
     check = make_check()
     check.probe.ok("alloc", MIB)
     check.agent.wait(lambda: check.agent.used(0) == 2 * MIB, "a whole step of credits")
-    time.sleep(0.05)  # the first check
+    time.sleep(0.05)  # the hook's first periodic check
     check.agent.change_limits([terms(memory=100 * MIB)])
     check.agent.wait(lambda: check.agent.used(0) == MIB, "the idle credits")
-    time.sleep(0.7)  # the second check
+    time.sleep(0.7)  # the hook's second periodic check
     assert check.agent.used(0) == MIB
     assert check.probe.call("alloc", 100 * MIB).code == OUT_OF_MEMORY
     assert check.same() == MIB

@@ -11,7 +11,7 @@ from hook.world.probe import OUT_OF_MEMORY
 
 
 def test_what_is_freed_on_a_stream_counts_until_the_work_before_it_is_over(make_check: MakeCheck) -> None:
-    """An allocation that finds no room waits until the work before the free is over."""
+    """An allocation that does not fit while the freed memory counts waits until the work before the free is over."""
     check = make_check()
     probe = check.probe
     check.agent.on_want = lambda client: check.agent.next_grant()
@@ -56,7 +56,9 @@ def test_what_was_freed_on_a_stream_goes_with_the_streams_context(make_check: Ma
 
 
 def test_a_sibling_gets_what_was_freed_on_a_stream(make_check: MakeCheck) -> None:
-    """The hook finds out without a call of the program that the stream has reached the free."""
+    """The program makes no call after the free. The hook thread finds out that the stream has reached the free, and
+    returns the bytes.
+    """
     check = make_check()
     probe = check.probe
     probe.ok("stream", "s")
@@ -105,7 +107,7 @@ def test_a_pool_that_would_grow_over_the_limit_is_trimmed_again(make_check: Make
 def test_a_pools_step_is_learnt_so_that_nothing_that_fits_is_refused(make_check: MakeCheck) -> None:
     check = make_check(FAKE_CUDA_POOL_CHUNK=str(8 * MIB))
     probe = check.probe
-    # the driver's step is unknown, is known to be 8 to 32 MiB, and is known exactly
+    # What the hook knows of the driver's step: nothing; that it is 8 to 32 MiB; that it is 8 MiB.
     for leave, size in ((12 * MIB, MIB), (64 * MIB, 26 * MIB), (8 * MIB, MIB)):
         filling, pool = check.fill(leave), probe.ok("pool_create")
         address = probe.ok("alloc_async", size, "", pool)
@@ -158,7 +160,9 @@ def test_a_pool_of_the_programs_own_counts_until_its_last_allocation_is_gone(mak
 
 
 def test_threads_that_together_hold_half_of_the_limit_are_not_refused(tenant: Tenant) -> None:
-    """Each call charges the growth that it may cause, 32 MiB, before the driver reuses memory of the pool."""
+    """Before each call the hook charges 32 MiB, the growth that the call may cause. The driver then often reuses memory
+    of the pool, so the hook must return these charges.
+    """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()
     for _ in range(4):
@@ -204,7 +208,9 @@ def test_an_imported_pool_is_not_counted_again(make_check: MakeCheck) -> None:
 
 
 def test_a_pool_grows_within_the_limit_on_a_stream_of_a_green_context(make_check: MakeCheck) -> None:
-    """For such a stream, the first version of the driver's call returns no context."""
+    """For a stream of a green context, the first version of cuStreamGetCtx returns no context, so the hook must use the
+    second.
+    """
     check = make_check()
     probe = check.probe
     probe.ok("green_context", "green")

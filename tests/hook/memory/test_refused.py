@@ -109,7 +109,7 @@ print(cuda.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(1 << 30)))
 def test_a_refusal_is_not_in_a_file_that_the_program_opened_before_its_first_call(
     tenant: Tenant, tmp_path: Path, by_exec: str
 ) -> None:
-    """The program has closed descriptor 2 before it opens the file."""
+    """The program closes descriptor 2 and then opens the file, which so gets the number of standard error."""
     tenant.agent()
     command = [sys.executable, "-S", "-c", FILE_AS_2, str(tmp_path / "of the program"), by_exec]
     done = subprocess.run(command, env=tenant.environment(), capture_output=True, text=True, timeout=60, check=True)

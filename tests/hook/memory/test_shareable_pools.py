@@ -1,4 +1,6 @@
-"""Pools that other processes can import keep to the limit, although nothing can trim them before their end (C11)."""
+"""Pools that other processes can import keep to the limit, although the driver cannot trim them while they exist (C11,
+shim/src/memory).
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def test_destroyed_with_allocations_left_it_counts_until_the_last_is_freed(make_
 
 
 def test_it_takes_no_step_that_the_limit_has_no_room_for(make_check: MakeCheck) -> None:
-    """The hook does not know yet that the driver's step is 32 MiB. Memory that the pool takes could not be returned."""
+    """The hook does not know yet that the pool grows in steps of 32 MiB. It must refuse the allocation, because a pool
+    that has grown over the limit could not be trimmed.
+    """
     check = make_check()
     pool = shareable(check)
     check.fill(20 * MIB)
@@ -95,7 +99,7 @@ def test_it_grows_again_once_there_is_room(make_check: MakeCheck) -> None:
     probe.ok("ungated", "value", "s")
     probe.ok("free_async", address, "s")
     assert probe.call("alloc_async", 8 * MIB, "other", pool).code == OUT_OF_MEMORY
-    probe.ok("physical_release", filling)  # waits for no stream
+    probe.ok("physical_release", filling)  # unlike a free, this call waits for no stream
     held = probe.ok("alloc_async", 8 * MIB, "other", pool)
     assert check.same() == 24 * MIB
     probe.ok("ungated_ends")

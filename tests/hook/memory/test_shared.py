@@ -118,7 +118,9 @@ def test_an_agent_that_is_killed_and_started_again_counts_nothing_twice_and_lose
 def test_what_a_process_frees_while_no_agent_runs_is_free_under_the_next_one(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The process sends nothing afterwards: it has no memory left, and makes no call."""
+    """The process frees all its memory while no agent runs, and makes no call afterwards. So only the hook thread can
+    report the free memory to the next agent.
+    """
     with siblings(tmp_path) as (node, (first, second)):
         address = first.ok("alloc", 200 * MIB)
         second.ok("alloc", 20 * MIB)
@@ -182,8 +184,8 @@ created.
 
 @pytest.mark.parametrize(("kind", "pools"), [(ANY, 2), (IN_POOL, 1), (GRAPHS, 0)])
 def test_threads_that_race_for_the_last_bytes_stay_within_the_limit(tmp_path: Path, kind: int, pools: int) -> None:
-    """The driver's peak is checked. Until the hook has undone a call, each pool may have the memory of that one call
-    over the limit.
+    """The test reads the driver's peak. The peak may exceed the limit by one call's memory for each pool, because the
+    hook undoes a pool's growth only after the call.
     """
     with running(tmp_path, tenant("a", 0.5, memory=LIMIT)) as node:
         racing = subprocess.Popen(

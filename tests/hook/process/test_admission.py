@@ -40,8 +40,8 @@ def test_one_process_too_many_goes_by_the_file_when_the_agent_goes(tenant: Tenan
 
 
 def test_one_that_is_turned_away_unheard_reads_why(tenant: Tenant, lives: list[Life]) -> None:
-    """The agent closes the connection without having read HELLO. The kernel then reports the reset before the frame
-    with the reason.
+    """The agent closes the connection without having read HELLO. The operating system then reports the reset of the
+    connection before the frame with the reason.
     """
     agent = tenant.agent()
     agent.turn_away = RefusedReason.FULL

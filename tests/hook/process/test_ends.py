@@ -30,8 +30,8 @@ def waits_at_the_gate(probe: Probe, thread: str) -> bool:
 
 @pytest.mark.promise("program-ends")
 def test_what_was_learned_of_a_graph_does_not_outlive_its_context(tenant: Tenant) -> None:
-    """The events around a launch of the graph end with the context. Then the graph is launched into the next
-    context."""
+    """The hook measures the graph by events that it records around launches. These events end with the context, so a
+    launch of the graph into the next context must not use them."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     probe = tenant.probe()
@@ -53,7 +53,9 @@ def test_what_was_learned_of_a_graph_does_not_outlive_its_context(tenant: Tenant
 
 @pytest.mark.promise("program-ends")
 def test_a_context_that_comes_about_while_the_last_one_ends_is_another(tenant: Tenant) -> None:
-    """The driver assigns the handle to a new context before the call that ends the first context has returned."""
+    """The driver gives the handle of the ended context to a new context before the call that ends the first one has
+    returned. The hook must drain the second context's work.
+    """
     agent = tenant.agent()
     grants: list[Grant] = []
 
@@ -86,7 +88,9 @@ def test_a_context_that_comes_about_while_the_last_one_ends_is_another(tenant: T
 
 @pytest.mark.promise("program-ends")
 def test_a_release_that_is_not_the_last_ends_nothing(tenant: Tenant) -> None:
-    """While the release is under way, which takes long, launches continue in the same context."""
+    """Each cuDevicePrimaryCtxRelease drops one of two references and takes 100 ms. Launches continue during the call:
+    the context must not count as ended.
+    """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     probe = tenant.probe(FAKE_CUDA_RELEASE_MS="100")
@@ -108,7 +112,9 @@ def test_a_release_that_is_not_the_last_ends_nothing(tenant: Tenant) -> None:
 
 @pytest.mark.promise("program-ends")
 def test_work_of_a_green_contexts_stream_is_drained_and_departs_with_it(tenant: Tenant) -> None:
-    """The primary context is current in the thread that launches."""
+    """The launching thread's current context is the primary context, so the hook must find out that the stream belongs
+    to the green context.
+    """
     agent = tenant.agent()
     grants: list[Grant] = []
 
@@ -149,7 +155,9 @@ ok("cuLaunchKernel", function, *[c_uint(1)] * 6, c_uint(0), stream, None, None)
 @pytest.mark.promise("program-ends")
 @pytest.mark.parametrize("quantum_ms", [5, 0])
 def test_the_hook_is_out_of_the_driver_before_it_ends(tenant: Tenant, quantum_ms: int) -> None:
-    """A program ends with unfinished work, for which the hook waits. The end of the driver takes some time."""
+    """A program exits with unfinished work, for which the hook waits. The driver then takes some time for its own exit,
+    in which the hook must make no call.
+    """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(quantum_ms, metered=True)
     done = subprocess.run(
@@ -195,8 +203,8 @@ for round in range(6):
 @pytest.mark.promise("program-ends")
 @pytest.mark.parametrize("how", ["destroy", "reset"])
 def test_a_context_may_end_while_other_threads_launch_into_it(tenant: Tenant, how: str) -> None:
-    """The other threads are inside launches, or wait for fences, and continue until the driver refuses. The call that
-    ends the context takes a while longer.
+    """The other threads are inside launches, or wait for fences. They continue until the driver refuses their launches,
+    which is before the call that ends the context has returned.
     """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(7, metered=True)

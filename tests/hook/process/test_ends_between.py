@@ -180,9 +180,12 @@ pause("over")
 def test_work_of_a_reference_that_was_taken_while_the_context_ended_ends_with_it(
     tenant: Tenant, scripts: Scripts, there: bool
 ) -> None:
-    """During the reset, another thread takes a reference and launches. The reset then ends the context, and it is not
-    created again. Until the reset has returned, it is not known in which context the work is, so the hook must not use
-    the handle; afterwards the handle is invalid. The same holds if there was no context when the reset began (`gone`).
+    """One thread resets the primary context. During that call another thread retains the context and launches, and the
+    reset then ends it.
+
+    Until the reset has returned, the hook cannot know whether the launch is in the ended context or in a new one. So it
+    must not use the context's handle, and must not report the launch as drained. After the return the handle is
+    invalid. The same holds if there was no context when the reset began (`there` is False).
     """
     agent = tenant.agent(grace_ms=100)
     grants: list[Grant] = []
@@ -273,7 +276,9 @@ assert cuda.fake_live_events() == events, "they have the fences of before"
 
 
 def test_a_context_that_is_retained_before_its_last_release_goes_on(tenant: Tenant, scripts: Scripts) -> None:
-    """After the last release, the context is the same as before, with its streams and events."""
+    """During the last release another thread retains the context. So the release does not end it, and its streams and
+    events stay valid.
+    """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     script = scripts(GOES_ON, "release")
@@ -308,7 +313,9 @@ thread.join()
 def test_work_that_the_driver_refuses_since_the_context_is_gone_is_not_fenced(
     tenant: Tenant, scripts: Scripts, how: str
 ) -> None:
-    """The context is still current in a thread. The driver refuses that thread's launch, memset and copy."""
+    """The ended context is still current in a thread. The driver refuses that thread's launch, memset and copy, so the
+    hook must record no event behind them.
+    """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     script = scripts(REFUSED, how)

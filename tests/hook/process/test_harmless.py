@@ -18,8 +18,8 @@ from hook.world.probe import NOT_FOUND, NOT_INITIALIZED, SYSTEM_NOT_READY
 from sharepod.protocol import Want
 from table.render import read_table
 
-# Symbols that the hook may take from the C library: a function that is in libc.so.6 of every glibc since 2.17 and in
-# musl, and a list of glibc that may be missing.
+# Symbols that the hook may import from the C library: dl_iterate_phdr, which musl and every glibc since 2.17 have, and
+# _r_debug, glibc's list of loaded objects, which may be missing.
 ALLOWED_UNDEFINED = {"dl_iterate_phdr", "_r_debug"}
 
 
@@ -152,7 +152,7 @@ def test_where_no_libcuda_is_loaded_a_name_of_its_leads_where_it_does_without_th
 
 @pytest.mark.promise("program-preload-file")
 def test_preloaded_by_file_and_variable_it_is_harmless(tenant: Tenant) -> None:
-    """Two copies of the hook under two paths are two objects. Only the first one acts."""
+    """The loader treats two copies of the hook at two paths as two libraries. Only the first one must gate launches."""
     tenant.agent().on_want = lambda client: None
     copy = tenant.directory / "copy" / "libsharepod.so"
     copy.parent.mkdir()
@@ -214,8 +214,8 @@ def test_proc_address_keeps_the_drivers_no(tenant: Tenant) -> None:
 
 @pytest.mark.promise("program-rtld-next")
 def test_dlsym_keeps_the_order_of_rtld_next(tenant: Tenant, tmp_path: Path) -> None:
-    """An interposer looks up the next symbol behind itself. A dlsym that forwards the call would return the interposer
-    itself.
+    """RTLD_NEXT means the libraries behind the caller. The C library finds the caller by the return address, so a hook
+    that simply called its dlsym would be taken for the caller.
     """
     sources = {
         "behind.c": "int answer(void) { return 40; }",
@@ -284,8 +284,8 @@ def test_a_child_forked_before_cuda_has_a_session_of_its_own(tenant: Tenant) -> 
 
 
 def test_the_hook_goes_on_where_standard_error_is_full(tenant: Tenant) -> None:
-    """Without an agent the hook writes a message. Its thread would wait for a reader of that message, and launches for
-    the thread.
+    """Without an agent the hook thread writes a message to standard error, a full pipe. A write that blocks would stop
+    the hook thread, and with it all launches.
     """
     read, write = os.pipe()
     os.set_blocking(write, False)
@@ -304,8 +304,8 @@ def test_the_hook_goes_on_where_standard_error_is_full(tenant: Tenant) -> None:
 
 
 def test_what_the_hook_says_ends_no_program_whose_standard_error_nobody_reads(tenant: Tenant) -> None:
-    """A thread of the program writes a message of the hook to a pipe without a reader, where a write would
-    cause SIGPIPE."""
+    """The hook writes its message in a thread of the program, to a pipe without a reader. An ordinary write would end
+    the program by SIGPIPE."""
     tenant.agent()
     read, write = os.pipe()
     os.close(read)

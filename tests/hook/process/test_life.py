@@ -103,8 +103,9 @@ def test_each_turn_of_an_exit_handler_ends_once_its_launches_have(tenant: Tenant
 @pytest.mark.promise("program-signals")
 @pytest.mark.parametrize("case", ["cancel_waiting", "jump_away"])
 def test_a_wait_that_a_thread_has_left_asks_for_nothing_any_more(tenant: Tenant, lives: list[Life], case: str) -> None:
-    """If such a wait counted, the process would seem to wait and never to be idle, so it would keep the token from
-    other tenants."""
+    """A thread leaves its wait at the gate by longjmp, or is cancelled. If the hook still counted that wait, the
+    process would never be idle, and would keep the token from other tenants.
+    """
     agent = tenant.agent()
     life = begin(lives, tenant, case)
     client = agent.client()
@@ -112,12 +113,12 @@ def test_a_wait_that_a_thread_has_left_asks_for_nothing_any_more(tenant: Tenant,
     if case == "cancel_waiting":
         life.proceed()
     life.hears({"cancel_waiting": "cancelled", "jump_away": "jumped"}[case])
-    agent.grant(client)  # until it is revoked
+    agent.grant(client)  # this grant has no end
     drained = agent.next_frame(client, Drained)
     assert drained.idle
     assert drained.launches == 0
     assert asked(agent, client) == 1
-    life.proceed()  # it launches again
+    life.proceed()  # the program launches again
     agent.wait_asked(client, 2)
     agent.grant(client)
     life.hears("launched")
@@ -142,7 +143,7 @@ def test_a_signal_handler_may_launch_while_its_thread_waits(tenant: Tenant, live
     life = begin(lives, tenant, "handler_calls_cuda")
     client = agent.client()
     agent.next_frame(client, Want)
-    time.sleep(1.2)  # the handler waits now, on the stack of its thread's wait
+    time.sleep(1.2)  # the signal handler now waits, on the stack of the thread whose wait it interrupted
     agent.grant(client)
     life.hears("launched")
     assert tenant.submitted() == 2
@@ -187,7 +188,9 @@ def test_a_program_that_closes_all_descriptors_keeps_its_files_and_finds_the_age
 def test_a_program_that_puts_a_file_over_every_descriptor_keeps_it_and_finds_the_agent_again(
     tenant: Tenant, lives: list[Life]
 ) -> None:
-    """Each number is open at every moment, unlike after close(2), but refers to another file."""
+    """The program replaces every descriptor by dup2. So the numbers of the hook's descriptors stay open, unlike after
+    close(2), but refer to another file.
+    """
     agent = generous(tenant, quantum_ms=20)
     life = begin(lives, tenant, "write_over")
     first = agent.client()
@@ -228,7 +231,7 @@ def test_a_driver_that_the_program_closes_goes_on_for_the_hook(tenant: Tenant, l
 
 @pytest.mark.promise("program-no-descriptor")
 def test_a_process_without_room_for_a_socket_launches_nothing(tenant: Tenant, lives: list[Life]) -> None:
-    """If it could launch, a tenant would escape its share by a low limit of open files."""
+    """If the process could launch, a tenant could exceed its share by setting a low limit of open files."""
     agent = generous(tenant, quantum_ms=20)
     life = begin(lives, tenant, "no_descriptors")
     life.hears("started")
@@ -320,7 +323,7 @@ def test_a_thread_stopped_inside_a_launch_does_not_keep_its_siblings(tenant: Ten
     agent.next_frame(client, Want)
     grant = agent.grant(client)
     assert started.result(10).code == 0
-    # the stream's queue also contains the kernel and its fence
+    # QUEUE_DEPTH operations fill the stream's queue, which already contains the kernel and its fence
     probe.ok("event_record", "e", "s", QUEUE_DEPTH - 2, thread="stopped")
     # the fifth launch sleeps in the driver, because the stream's queue is full
     launching = probe.post("launch", "spin_us_500", "s", 5, thread="stopped")

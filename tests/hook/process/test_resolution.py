@@ -1,4 +1,6 @@
-"""Every way in which a program looks up a wrapped entry point returns the hook's wrapper of the same form."""
+"""Every way in which a program looks up a wrapped entry point returns the hook's wrapper for the same version and
+stream semantics of that entry point.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ HOOK = "libsharepod.so"
 DRIVER = "libcuda.so.1"
 LEGACY, PER_THREAD = 1, 2
 STUB, OTHER_DRIVER = 34, 804
-"""cuInit of the toolkit's stub library, and of a compatibility library that does not fit the kernel's driver."""
+"""Results of cuInit: of the toolkit's stub library, and of a compatibility library that does not fit the driver in the
+operating system.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +84,7 @@ def test_every_wrapped_symbol_comes_out_wrapped_by_dlsym(programs: Path, driver:
     answers, errors = ask(programs, driver, [f"{way} {row.symbol}" for way in ways for row in rows], hook)
     for (way, row), (file, symbol) in zip(((way, row) for way in ways for row in rows), answers, strict=True):
         if row.wrapped:
-            # the driver's symbols have no version named NONE
+            # dlvsym finds nothing, because the driver's symbols have no version named NONE
             wanted = ("-", "-") if way == "vhandle" else (HOOK, row.symbol)
         elif way == "handle":
             wanted = (DRIVER, row.symbol)
@@ -232,7 +236,9 @@ def test_beside_another_preload_that_wraps_dlsym_the_driver_stays_gated(
 
 @pytest.mark.promise("program-preload-file")
 def test_preloaded_by_the_file_it_holds_in_an_empty_environment(programs: Path, driver: Path, hook: Path) -> None:
-    """The file is /etc/ld.so.preload, in a mount namespace with an /etc of its own."""
+    """The file is /etc/ld.so.preload, in a mount namespace with an /etc of its own. No environment variable preloads
+    the hook.
+    """
     script = (
         'cache=$(mktemp) && cp /etc/ld.so.cache "$cache" && mount -t tmpfs tmpfs /etc && '
         'cp "$cache" /etc/ld.so.cache && rm "$cache" && echo "$1" >/etc/ld.so.preload && exec env -i "$2"'

@@ -50,7 +50,9 @@ def thread_named(probe: Probe, name: str) -> int:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor: nothing to choose")
 @pytest.mark.promise("program-processors")
 def test_the_hooks_thread_runs_where_the_process_may(tenant: Tenant) -> None:
-    """The first CUDA call comes from a thread that is bound to one processor."""
+    """The first CUDA call starts the hook thread. It comes from a thread that is bound to one processor, which the hook
+    thread must not inherit.
+    """
     agent = tenant.agent()
     probe = tenant.probe()
     probe.ok("pin", min(os.sched_getaffinity(0)), thread="pinned")
@@ -67,8 +69,8 @@ def may_raise() -> bool:
 @pytest.mark.skipif(not may_raise(), reason="nice values can only be raised here")
 @pytest.mark.promise("program-niceness")
 def test_the_hooks_thread_does_not_run_behind_all_others(tenant: Tenant) -> None:
-    """The first CUDA call comes from a thread with the highest nice value, which runs only when no other thread
-    does.
+    """The first CUDA call starts the hook thread. It comes from a thread that runs only when no other thread does
+    (SCHED_IDLE, highest nice value), which the hook thread must not inherit.
     """
     agent = tenant.agent()
     probe = tenant.probe()

@@ -1,4 +1,5 @@
-/* Streams that are full, or wait, where the program's next step ends that wait: each mode ends without the hook.
+/* Programs whose streams are full or wait until the program's own next step. Without the hook each mode ends, so it
+ * must end under the hook too.
  *
  *     blocked crossed         a thread copies into a full stream behind a collective; another thread launches its peer
  *     blocked exited          the thread that launched into such a stream has exited
@@ -16,7 +17,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* FULL: operations that a stream can hold. LOOSE: launches behind the collective, fewer than a window. */
+/* FULL: operations that a stream can hold. LOOSE: launches behind the collective, fewer than a window of the hook: the
+ * launches between two of its fences. */
 enum { FULL = 1024, LOOSE = 10, WARM = 2000, OTHERS = 4, BEHIND = 500, WORDS = 4096 };
 
 static CUcontext context;
@@ -72,7 +74,8 @@ static void begin(void) {
     common = make();
 }
 
-/* The launches before the collective lengthen the window, so that no fence is behind the launches after it. */
+/* Launch LOOSE kernels without a fence behind them. The WARM launches before lengthen the hook's window, so that LOOSE
+ * launches do not fill it. */
 static void *launch_loosely(void *unused) {
     CHECK(cuCtxSetCurrent(context));
     for (int i = 0; i < WARM; i++)

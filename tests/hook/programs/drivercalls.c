@@ -211,7 +211,7 @@ int main(int argc, char **argv) {
             took[round] = now_ns() - begun;
             calls[round] = fake_driver_calls() - before;
         }
-        if (!captures && round % 32 == 0) /* a capture forbids that */
+        if (!captures && round % 32 == 0) /* an open capture forbids to synchronize */
             CHECK(cuStreamSynchronize(streams[0]));
     }
     unsigned long long middle = median(calls, rounds);

@@ -137,7 +137,7 @@ static void note_latency(double seconds) {
     pthread_mutex_unlock(&latencies_lock);
 }
 
-/* Return whether another unit follows. */
+/* Count a finished unit. Return false if it was the last one, or if the program must stop. */
 static bool finished_one(void) {
     bool last = atomic_fetch_add(&units, 1) + 1 == options.units;
     if (last)
@@ -291,5 +291,5 @@ int main(int argc, char **argv) {
     atomic_store(&stop, true);
     report("end", begun);
     fflush(stdout);
-    _exit(0); /* a thread may wait for a turn for a long time */
+    _exit(0); /* without joining: a thread may wait for a turn for a long time */
 }

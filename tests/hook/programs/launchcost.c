@@ -24,7 +24,8 @@
 #include <time.h>
 
 enum { MOST_THREADS = 64, MOST_ROUNDS = 200, SHORT = 16, MOST_STREAMS = 4096 };
-enum { COLD_SHARE = 1000, COLD_BYTES = 4 << 20, CACHE_LINE = 64 }; /* normal calls per cold call; other memory */
+/* COLD_SHARE: one cold call is made for so many requested calls. COLD_BYTES: memory that fills the caches before it. */
+enum { COLD_SHARE = 1000, COLD_BYTES = 4 << 20, CACHE_LINE = 64 };
 enum way { BARE, HOOKED, COUNTER, MUTEX, LINES, WAYS };
 
 static const char *const names[WAYS] = {"bare", "hooked", "counter", "mutex", "lines"};
@@ -114,8 +115,8 @@ static double ticks_ns(void) {
     return (double)now.tv_sec * 1e9 + (double)now.tv_nsec;
 }
 
-/* Return the median ns of a launch after other memory has filled the caches. The time of reading the clock is included
- * in every way. */
+/* Return the median ns of a launch after other memory has filled the caches. All ways include the time of reading the
+ * clock, so their differences do not. */
 static double launch_cold(enum way way, long count) {
     static char other[MOST_THREADS][COLD_BYTES];
     double samples[COLD_SHARE];
@@ -143,7 +144,7 @@ static void copy(enum way way, long count) {
 
 static bool default_stream;
 
-/* Choose the thread's streams: its own ones, or one stream that all threads share. */
+/* Choose the thread's streams: `in_turn` streams of its own; or, if that is 1, one stream that all threads share. */
 static void choose_streams(void) {
     streams = calloc(in_turn, sizeof *streams);
     lines = aligned_alloc(CACHE_LINE, in_turn * sizeof *lines);
@@ -195,7 +196,8 @@ static void print(enum way way) {
     printf("%s %.3f %.3f\n", names[way], median(whole), median(added));
 }
 
-/* Look the call up by its symbol, as a program links it, and by the name that only the hollow driver has. */
+/* Look the call up twice: by its symbol, which leads to the hook, and by the hollow driver's other name for it, which
+ * the hook does not gate. */
 static int choose(const char *call) {
     void *hollow = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     if (hollow == NULL)
@@ -216,7 +218,8 @@ static int choose(const char *call) {
 static pthread_barrier_t alive;
 static long known_streams, known_graphs;
 
-/* Launch once, into many streams, or many graphs, and stay alive. */
+/* Launch, then stay alive so that the hook keeps the thread's slot. `first` not NULL: launch into `known_streams`
+ * streams and `known_graphs` graphs. */
 static void *live(void *first) {
     CUstream made = (CUstream)(uintptr_t)0x10000;
     for (long i = 0; i < (first != NULL && known_streams > 0 ? known_streams : 1); i++) {
@@ -227,7 +230,7 @@ static void *live(void *first) {
     for (long i = 0; i < (first != NULL ? known_graphs : 0); i++)
         check(cuGraphLaunch((CUgraphExec)(uintptr_t)(0x20000 + 0x100 * i), made)); /* the measured graph first */
     pthread_barrier_wait(&alive);
-    pthread_barrier_wait(&alive); /* no other thread reaches this barrier: the program ends */
+    pthread_barrier_wait(&alive); /* never passed: no other thread reaches this barrier */
     return NULL;
 }
 

@@ -43,7 +43,7 @@ static struct {
              .call = "kernel",
              .spread = "regular"};
 
-/* Functions that depend on the way of lookup. All others are called by symbol. */
+/* Functions that are looked up in the way that an option selects. All others are called by symbol. */
 static struct {
     CUresult (*launch)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
                        void **, void **);
@@ -178,7 +178,7 @@ static void launch(struct worker *worker, unsigned which) {
     }
 }
 
-/* Record the finished launches. With the worker's lock. */
+/* Update `completed` by the events that have passed. The caller holds the worker's lock. */
 static void look(struct worker *worker) {
     while (worker->first < worker->last) {
         unsigned at = worker->first % EVENTS;
@@ -307,7 +307,7 @@ static void report(const char *event, double start, double *last_time, uint64_t 
     uint64_t launched = 0, completed = 0;
     for (unsigned i = 0; i < options.threads; i++) {
         if (pthread_mutex_trylock(&workers[i].lock) ==
-            0) { /* the lock's holder waits for its turn, so its count does not change */
+            0) { /* the lock's holder waits in a launch for its turn, so the worker's counts do not change */
             look(&workers[i]);
             pthread_mutex_unlock(&workers[i].lock);
         }
@@ -459,5 +459,5 @@ int main(int argc, char **argv) {
     last_completed = 0;
     report("end", start, &last_time, &last_completed, allocated, refused);
     fflush(stdout);
-    _exit(0); /* threads may wait for a turn for a long time */
+    _exit(0); /* without joining: threads may wait for a turn for a long time */
 }

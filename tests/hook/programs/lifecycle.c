@@ -113,7 +113,7 @@ static int finish(pid_t child) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-/* ---- */
+/* ---- the cases */
 
 static void run(void) {
     start();
@@ -300,7 +300,7 @@ static void jump_away(void) {
     hear();
 }
 
-/* More waits for memory are left by a jump than the session has questions. */
+/* Leave more waits for memory by longjmp than the hook's session has entries for unanswered requests. */
 static void jump_away_from_memory(void) {
     struct itimerval soon = {.it_value = {.tv_usec = 20000}};
     CUdeviceptr memory;
@@ -359,9 +359,8 @@ static void interrupted(void) {
     print_line("interrupted %d", interruptions);
 }
 
-/* The program becomes a background service and closes all descriptors. Files that it then opens under the numbers of
- * the hook's descriptors must stay unchanged. */
-/* Open a file of the program under each number, as daemons and shells do. */
+/* Put a file of the program over each descriptor, as a program does that becomes a daemon. The hook must not write into
+ * it under the numbers of its former descriptors. */
 static void write_over(void) {
     char name[] = "/tmp/lifecycle-XXXXXX";
     start();
@@ -483,7 +482,7 @@ static void close_library(void) {
     print_line("done");
 }
 
-/* No descriptor is left for a socket when the agent comes back. */
+/* Use all descriptors, so that none is left for a socket when the agent comes back. */
 static void no_descriptors(void) {
     struct rlimit files = {.rlim_cur = 200, .rlim_max = 200};
     static int filled[256];

@@ -32,7 +32,7 @@ enum { FILL = 900, ORDER_MS = 20000 };
 /* State of one thread. */
 struct life {
     uint64_t random;
-    CUcontext context; /* the thread's own context, or the primary context */
+    CUcontext context; /* a context of this thread only, or the primary context */
     bool own_context;
     CUmodule module;
     CUfunction kernels[KERNELS], empty;
@@ -145,7 +145,7 @@ static void capture(struct life *life) {
         CUfunction kernel = life->kernels[below(life, KERNELS)];
         whole &= cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, NULL, NULL) == CUDA_SUCCESS;
         if (below(life, 3) == 0)
-            pause_us(below(life, 3000)); /* the token is granted and returned during this pause */
+            pause_us(below(life, 3000)); /* time for the agent to grant the token and for the hook to return it */
     }
     whole &= cuStreamEndCapture(stream, &graph) == CUDA_SUCCESS && graph != NULL;
     if (mode == CU_STREAM_CAPTURE_MODE_GLOBAL)
@@ -221,7 +221,8 @@ static void CUDA_CB on_host(void *unused) {
     pause_us(300);
 }
 
-/* Put ungated work behind launches of any thread. */
+/* Put work that does not pass the gate (a copy from the host, a host function, a wait) behind launches of any thread.
+ */
 static void pass_by(struct life *life) {
     static const char page[4096];
     CUdeviceptr to = life->memory[below(life, ALLOCATIONS)];
@@ -483,7 +484,7 @@ int main(int argc, char **argv) {
     for (unsigned i = 0; i < count; i++)
         if (pthread_create(&threads[i], NULL, live, (void *)(uintptr_t)(next(&own) | 1)) != 0)
             return 3;
-    for (unsigned i = 0; now_ms() < end; i = (i + 1) % count) { /* a thread that has ended is replaced by another */
+    for (unsigned i = 0; now_ms() < end; i = (i + 1) % count) { /* replace each thread that has ended */
         struct timespec soon;
         clock_gettime(CLOCK_REALTIME, &soon);
         soon.tv_nsec += 5000000;

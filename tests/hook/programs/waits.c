@@ -1,4 +1,5 @@
-/* Streams that wait for what the same thread launches or does later: each mode ends without the hook.
+/* Programs whose streams wait for a later launch or action of the same thread. Without the hook each mode ends, so it
+ * must end under the hook too.
  *
  *     waits order KIND ROUNDS     a launch behind a wait, then the launch that ends the wait. KIND: value, event, mutex
  *     waits full KIND OPERATIONS STREAMS
@@ -226,7 +227,8 @@ static CUstream some(void) {
     return make(below(4) == 0 ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING);
 }
 
-/* A function of a destroyed stream may lock a mutex after its thread has ended. */
+/* Mutexes that host functions in streams lock, one for each thread. Static, because the function of a destroyed stream
+ * may run after its thread has ended. */
 static pthread_mutex_t mutexes[THREADS] = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER,
                                            PTHREAD_MUTEX_INITIALIZER};
 
@@ -245,7 +247,7 @@ static void *live(void *index) {
         _Atomic uint32_t *word = &words[(uintptr_t)index * 256 + step];
         unsigned kind = below(4), end = below(4), operations = below(12) == 0 ? FULL - below(123) : 1 + below(12);
         CUstream stream = streams[below(STREAMS)], before = streams[below(STREAMS)];
-        if (operations > 500) /* else the stream may have too many operations without the hook too */
+        if (operations > 500) /* a stream with earlier operations would be over-full also without the hook */
             for (int i = 0; i < STREAMS; i++)
                 CHECK(cuStreamSynchronize(streams[i]));
         if (end == 3)

@@ -1,4 +1,4 @@
-"""A program whose next step ends what a full or waiting stream waits for ends under the hook, as without it."""
+"""A program whose streams are full or wait until its own next step ends under the hook, as without it."""
 
 from __future__ import annotations
 

@@ -21,14 +21,14 @@ MOST_ADDED = {
     "linear-pair": 1,
     "write-batch": 1,
 }
-"""Added calls by pattern of the program `drivercalls`. A copy that waits for several streams needs a fence behind the
-launches of each.
+"""Most driver calls that the hook may add to one round of each pattern of the program `drivercalls`. A copy that waits
+for several streams needs a fence behind the launches of each.
 """
 
 
 def calls(environment: dict[str, str], pattern: str, *more: str) -> int:
-    """Return the smallest number of driver calls in one round. Other rounds contain the end of a window, and so a
-    fence.
+    """Return the smallest number of driver calls in one round. Rounds in which a window of launches ends have more,
+    because the hook records a fence there.
     """
     done = subprocess.run(
         [PROGRAM, pattern, "300", *more], env=environment, capture_output=True, text=True, timeout=60, check=False
@@ -58,12 +58,12 @@ def test_calls_that_are_hidden_from_no_capture_break_none_that_begins(tenant: Te
 
 @pytest.mark.parametrize("allocation", ["alloc", "alloc_managed"])
 def test_memory_of_a_device_that_lies_where_the_host_had_some_is_a_devices(tenant: Tenant, allocation: str) -> None:
-    """The hook stores that an address is host memory. Then the driver returns the same address for device memory. The
-    next copy from it needs a grant."""
+    """Two copies let the hook store that an address is host memory. Then the driver returns the same address for device
+    memory. The next copy must need a grant, as a copy on the device."""
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
-    # this address is the double's next one; before the allocation it belongs to the host
+    # The double will return this address for the next allocation. Until then the driver treats it as host memory.
     address = probe.ok("alloc", 4096) + 4096
     for _ in range(2):
         probe.ok("copy_unsaid", address, address + 64)
@@ -80,7 +80,7 @@ def test_memory_of_a_pool_that_does_not_grow_lies_where_the_host_had_some_and_is
     probe = tenant.probe()
     probe.start_cuda()
     probe.ok("stream", "s")
-    # this address is the double's next one; before the allocation it belongs to the host
+    # The double will return this address for the next allocation. Until then the driver treats it as host memory.
     address = probe.ok("alloc_async", 4096, "s") + 4096
     for _ in range(2):
         probe.ok("copy_unsaid", address, address + 64)
@@ -99,7 +99,7 @@ def test_memory_of_a_graph_that_lies_where_the_host_had_some_is_a_devices(tenant
     probe.start_cuda()
     probe.ok("stream", "s")
     probe.ok("capture_begin", "s", 2)  # relaxed
-    # this address is the double's next one; before the allocation it belongs to the host
+    # The double will return this address for the next allocation. Until then the driver treats it as host memory.
     address = probe.ok("alloc_async", 4096, "s") + 4096
     for _ in range(2):
         probe.ok("copy_unsaid", address, address + 64)

@@ -165,8 +165,8 @@ def test_the_double_invalidates_captures_as_the_driver_does(tenant: Tenant) -> N
 def test_a_stream_that_comes_to_a_capture_is_drained_of_what_it_ran_before(
     tenant: Tenant, metered: bool, way: str
 ) -> None:
-    """The two ways are: the stream captures, or it joins a capture. In the second way it was launched into after the
-    capture had begun."""
+    """A busy stream begins a capture or joins one (`way`); while it captures, no event can be recorded behind its
+    earlier launches. With `joins` these launches came after the capture had begun."""
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
@@ -189,7 +189,8 @@ def test_a_stream_that_comes_to_a_capture_is_drained_of_what_it_ran_before(
         return grants[-1]
 
     agent.on_want = granted
-    for _ in range(8):  # these launches are short, so no fence is due after the long launch
+    # Many short launches lengthen the window of launches between fences, so the long launch has no fence
+    for _ in range(8):
         probe.ok("launch", "spin_us_1", "busy")
     probe.ok("launch", "spin_us_100000", "busy")
     if way == "begins":
@@ -202,7 +203,7 @@ def test_a_stream_that_comes_to_a_capture_is_drained_of_what_it_ran_before(
     agent.revoke(client, grants[-1])
     agent.wait(lambda: any(drained.grant_id == last for drained in agent.frames(client, Drained)), "the drain")
     (usage,) = [usage for usage in tenant.read().client("tenant").usage.values() if usage.kernels]
-    # one DRAINED more may have arrived than grants are compared
+    # not strict: another DRAINED may arrive between the two reads
     drains = zip(agent.frames(client, Drained), agent.times(client, Drained), strict=False)
     assert usage.last_end <= next(at for drained, at in drains if drained.grant_id == last)
 
@@ -236,8 +237,8 @@ def test_a_drain_next_to_a_capture_waits_for_launches_of_ended_threads_into_defa
 @pytest.mark.promise("program-captures")
 @pytest.mark.parametrize("stream", ["captured", "legacy"])
 def test_a_drain_leaves_a_stream_alone_that_is_about_to_capture(tenant: Tenant, stream: str) -> None:
-    """The driver is slow: it reports that no stream captures, but at the drain's next call a stream does. The earlier
-    launches are in that stream, or in the legacy stream, which would wait for it.
+    """The driver answers late that no stream captures. By the drain's next call a stream captures. An event of the
+    drain in that stream, or in the legacy stream, which orders it, would break the capture.
     """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(10_000)
@@ -275,7 +276,9 @@ def test_drains_leave_a_stream_alone_that_is_about_to_join_a_capture(tenant: Ten
 
 
 def test_a_woken_thread_keeps_its_grant_while_it_asks_whether_its_stream_captures(tenant: Tenant) -> None:
-    """The driver takes 20 ms to answer. A grant of a process that does nothing is returned after 1 ms."""
+    """Before it launches, the woken thread queries the driver whether its stream captures, which takes 20 ms. The hook
+    returns the grant of an idle process after 1 ms, but this process must not count as idle.
+    """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()
     probe = tenant.probe(FAKE_CUDA_CAPTURE_MS="20")

@@ -38,7 +38,7 @@ class Scene:
         return Future()
 
     def launch(self) -> Future[Result]:
-        """Launch into a stream in which nothing waits for the kernel."""
+        """Launch into a stream that does not wait for the kernel that never ends."""
         return self.probe.post("launch", "noop", "other", thread="other")
 
     def drained(self) -> list[int]:

@@ -26,7 +26,9 @@ def test_a_gpu_that_is_not_the_tenants_has_no_memory_to_see(tenant: Tenant) -> N
 
 @pytest.mark.parametrize("quantum_ms", [0, 20], ids=["long quantum", "short quantum"])
 def test_a_kernel_that_waits_for_the_program_does_not_stop_it(tenant: Tenant, quantum_ms: int) -> None:
-    """The program makes launches behind a kernel that waits for an action of the program after these launches."""
+    """A kernel waits for an action of the program. The program launches more kernels behind it before that action, so
+    the hook must not block these launches.
+    """
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
@@ -62,8 +64,8 @@ def recall_unread(agent: ScriptedAgent, client: Client) -> None:
 
 
 def test_recalls_whose_answers_could_not_be_sent_are_answered_once_the_agent_reads(tenant: Tenant) -> None:
-    """Until such a recall is answered, the agent would recall nothing more from the process. No credit is lost, and
-    none is returned twice.
+    """A recall stays unanswered if the connection is full. Until it is answered, the agent recalls nothing more from
+    the process. No credit is lost, and none is returned twice.
     """
     agent = tenant.agent()
     probe = tenant.probe()
@@ -134,7 +136,9 @@ def test_without_an_agent_new_limits_do_not_part_the_ranks(make_tenant: MakeTena
 
 
 def test_long_kernels_of_many_threads_do_not_lift_the_share(make_tenant: MakeTenant) -> None:
-    """Threads arrive at a closed gate one by one. No arrival reduces the tenant's debt."""
+    """Threads arrive at a closed gate one by one. An arrival must not reduce the time that the tenant has to wait
+    because of its earlier kernels.
+    """
     tenant = make_tenant(terms(request=100))
     loop = tenant.loop(
         "--seconds", "5", "--kernel-us", "30000", "--threads", "6", "--streams", "1", "--sync-every", "1"

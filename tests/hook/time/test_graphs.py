@@ -100,7 +100,7 @@ def test_what_was_learned_is_forgotten_with_the_graph(tenant: Tenant, change: st
         probe.ok("capture_end", "s", "", "graph of 1 ms")
         probe.ok("graph_update", "graph", "graph of 1 ms")
     agent.wait_asked(client, 1)
-    probe.ok("stream", "fresh")  # the hook knows the duration of launches into the other stream
+    probe.ok("stream", "fresh")  # a new stream: of the other one the hook already knows the duration of launches
     posted = [probe.post("launch", "noop", "fresh"), *(probe.post("launch_graph", "graph", "fresh") for _ in range(3))]
     agent.wait_asked(client, 2)
     agent.grant(client, 50, metered=True)

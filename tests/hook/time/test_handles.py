@@ -66,7 +66,9 @@ def test_a_stream_under_the_handle_of_a_destroyed_one_is_another_for_every_threa
 
 @pytest.mark.promise("program-every-stream")
 def test_a_queue_that_was_given_back_to_another_thread_is_not_remembered(tenant: Tenant) -> None:
-    """The other thread's queue has the address of the freed queue."""
+    """A thread remembers by address the queue of each of its streams. After one queue is freed, another thread's queue
+    gets the same address. The first thread must not use it for a new stream.
+    """
     agent = tenant.agent()
     grants = held_for_ever(agent)
     probe = tenant.probe()

@@ -20,7 +20,7 @@ CHILD = Path(__file__).resolve().parents[1] / "world" / "lying_child.py"
 CONTEXT = 64 << 20
 MEASURED_S = 30
 UNREAD_S = 0.5
-"""Delay of NVML's readings in seconds. So work of this length at each end of a window may count in it or not."""
+"""Delay of NVML's readings in seconds. So work in this time at either end of the measurement may or may not count."""
 
 
 def lie(node: Node, tenant_id: str, way: str) -> Program:
@@ -50,7 +50,7 @@ def test_a_hook_that_says_at_once_that_it_has_drained_gets_no_more_than_its_shar
         liar = lie(node, "liar", "drained")
         try:
             wait_for(lambda: any(of_tenant(node, "sharepod_tenant_surcharged_seconds_total", "liar")), "a surcharge")
-            time.sleep(2)  # its buckets are empty
+            time.sleep(2)  # by now the liar's token buckets are empty
             stolen = Stolen()
             share = node.shares(MEASURED_S, "liar")["liar"]
             taken = stolen.part()

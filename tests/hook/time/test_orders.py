@@ -113,8 +113,8 @@ def test_a_drain_that_asks_the_legacy_stream_waits_for_per_thread_default_stream
 
 
 def test_an_idle_look_waits_for_no_room_in_a_full_stream(tenant: Tenant) -> None:
-    """A thread sleeps in the driver, because its stream is full of ungated work behind a launch. The hook thread's
-    check whether the GPU is idle must not wait for room in that stream.
+    """A thread sleeps in the driver, because its stream is full of ungated work behind a launch. The hook thread checks
+    periodically whether the GPU is idle. It must not put an event into that stream, because it would sleep there too.
     """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()
@@ -139,7 +139,9 @@ def test_an_idle_look_waits_for_no_room_in_a_full_stream(tenant: Tenant) -> None
 @pytest.mark.promise("program-full-stream")
 @pytest.mark.parametrize("metered", [False, True])
 def test_a_full_stream_is_destroyed_at_once(tenant: Tenant, metered: bool) -> None:
-    """The thread that destroys the stream ends the wait that fills the stream only afterwards."""
+    """The stream is full behind a wait, which the program ends only after it has destroyed the stream. So the
+    destroying call must not wait for the stream.
+    """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=metered)
     probe = tenant.probe()
@@ -174,7 +176,9 @@ CALLS: dict[str, list[Any]] = {
 def test_no_call_waits_for_room_in_a_full_stream_that_it_puts_nothing_into(
     tenant: Tenant, full: str, call: str, way: str
 ) -> None:
-    """The stream waits for the program, behind launches without a fence. The thread ends that wait after its call."""
+    """The full stream waits for the program, behind launches without a fence. The program ends that wait only after the
+    call, so the hook must not record a fence there during the call.
+    """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()
     version = "libcuda-11.8" if way.endswith("11.8") else "libcuda"
@@ -205,11 +209,12 @@ def test_no_call_waits_for_room_in_a_full_stream_that_it_puts_nothing_into(
 
 
 def finishing_order(tenant: Tenant, probe: Probe, chance: Random) -> tuple[list[set[str]], list[set[str]]]:
-    """Let streams of all kinds and of several threads wait, some of them for others, and release them one after
-    another.
+    """Let streams of all kinds and of several threads wait, each for a word of the program and some for other streams.
+    Release them one after another.
 
     Returns:
-        For each release, the streams that have finished then: by the program's own waits, and by the events.
+        Two lists with one set per release: the streams that must have finished by the program's waits, and the streams
+        whose events show that they have finished.
 
     AssertionError: a stream does not continue after the release of all that it waits for.
     """

@@ -47,8 +47,9 @@ def test_work_that_is_not_gated_holds_no_drain_up(tenant: Tenant, version: str, 
 def test_so_it_is_in_the_legacy_stream_and_by_another_thread(
     tenant: Tenant, way: str, stream: str, thread: str
 ) -> None:
-    """Streams without the flag CU_STREAM_NON_BLOCKING wait for the legacy stream. Short launches have no fence of their
-    thread behind them yet. A thread that uses another thread's stream has no fence there.
+    """Streams without the flag CU_STREAM_NON_BLOCKING wait for the legacy stream. Three short launches fill no window,
+    so no fence is behind them. The ungated work comes from another thread, or in the legacy stream. The hook must
+    record a fence before that work.
     """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
@@ -68,7 +69,9 @@ def test_so_it_is_in_the_legacy_stream_and_by_another_thread(
 
 @pytest.mark.promise("program-drain-launches")
 def test_a_wait_that_is_over_ties_no_drain_to_other_streams(tenant: Tenant) -> None:
-    """Behind a wait, launches are fenced by an event of the whole context, which waits for every stream."""
+    """While a stream waits for the program, the hook fences launches there by an event of the whole context, which
+    waits for every stream. After the wait is over, fences must be in the launch's own stream again.
+    """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     probe = tenant.probe()
@@ -142,7 +145,7 @@ def test_a_wait_of_a_whole_context_holds_no_drain_up(tenant: Tenant, way: str, t
 
 
 def test_so_it_is_on_each_of_many_streams(tenant: Tenant) -> None:
-    """There are more streams than the slot of a thread can store."""
+    """The thread has more streams than its slot can store, so some are only in the registry of all streams."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     probe = tenant.probe()
@@ -181,8 +184,8 @@ def test_a_program_that_loads_its_next_batch_keeps_its_rate(tenant: Tenant) -> N
 
 
 def test_a_launch_of_another_thread_behind_such_work_is_waited_for(tenant: Tenant) -> None:
-    """The event of the other thread is behind the earlier launches, but not behind this launch. This launch has no
-    fence behind it yet, because a window contains many short launches.
+    """Another thread's ungated work makes the hook record an event behind the earlier launches. The last launch comes
+    after that event and has no fence, because its window of launches is not full.
     """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
@@ -203,7 +206,9 @@ def test_a_launch_of_another_thread_behind_such_work_is_waited_for(tenant: Tenan
 
 
 def test_a_drain_waits_for_launches_that_only_another_threads_event_is_behind(tenant: Tenant) -> None:
-    """The event is behind launches in the legacy stream, which have no fence of their own thread behind them yet."""
+    """Launches in the legacy stream have no fence of their own thread yet. The hook has recorded an event behind them
+    because of another thread's ungated work, and the drain must use that event.
+    """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     probe = tenant.probe()

@@ -32,7 +32,7 @@ def test_work_in_more_than_64_contexts_is_drained(tenant: Tenant, version: str) 
         probe.ok("launch", "spin_us_100")
         if index < 89:
             probe.ok("context_pop")
-    probe.ok("launch", "spin_us_80000")  # this launch goes into the last of these streams
+    probe.ok("launch", "spin_us_80000")  # this launch goes into the last context
     launched, client = time.monotonic_ns(), agent.client()
     agent.wait(lambda: max(agent.times(client, Drained), default=0) > launched, "DRAINED after the last launch")
     usage = tenant.read().client("tenant").usage[GPU_0]
@@ -104,7 +104,9 @@ def test_streams_made_and_destroyed_for_ever_leave_no_events_behind(tenant: Tena
 def test_a_tenant_that_is_alone_has_no_more_than_a_tenth_of_a_second_in_its_queue(
     tenant: Tenant, kernel_us: int, most: int
 ) -> None:
-    """If a launch takes longer than half of that time, at most two launches are queued and a third one is under way."""
+    """If a launch takes longer than 50 ms, at most two launches are queued and a third one is under way. `most`:
+    largest number of unfinished launches.
+    """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()
     tenant.loop("--kernel-us", str(kernel_us), "--event-every", "1000000")
@@ -121,8 +123,8 @@ def test_a_tenant_that_is_alone_has_no_more_than_a_tenth_of_a_second_in_its_queu
 @pytest.mark.parametrize("thread", ["main", "other"])
 @pytest.mark.parametrize("way", ["value", "batch", "function", "callback", "event", "context"])
 def test_a_tenant_that_is_alone_launches_behind_a_wait_without_waiting(tenant: Tenant, way: str, thread: str) -> None:
-    """The thread that launches may be the thread that ends the wait. The driver accepts 1,024 launches. The hook does
-    not query a fence repeatedly.
+    """The launching thread may be the thread that ends the wait, so it must be able to fill the driver's queue of 1,024
+    operations. The number of driver calls shows that the hook does not poll fences.
     """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()
@@ -143,7 +145,9 @@ def test_a_tenant_that_is_alone_launches_behind_a_wait_without_waiting(tenant: T
 @pytest.mark.promise("program-held-launches")
 @pytest.mark.parametrize("way", ["value", "function"])
 def test_a_metered_tenant_waits_briefly_for_a_fence_behind_a_wait(tenant: Tenant, way: str) -> None:
-    """The hook polls a fence about once each ms. Of the 200 launches, each wait lets twice as many pass."""
+    """The hook polls a fence about once each ms, and after each unsuccessful wait doubles the launches that may pass.
+    So 200 launches cause few waits.
+    """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     probe = tenant.probe()
@@ -160,7 +164,9 @@ def test_a_metered_tenant_waits_briefly_for_a_fence_behind_a_wait(tenant: Tenant
 
 
 def test_before_other_work_nothing_is_fenced_alone(tenant: Tenant) -> None:
-    """A tenant with limit 1 and without neighbours has fences behind windows of launches, and no others."""
+    """A tenant with limit 1 and without neighbours has fences only behind windows of launches, none before ungated
+    work. A neighbour changes that.
+    """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()
     probe = tenant.probe()
@@ -244,8 +250,8 @@ def test_each_of_a_threads_streams_has_a_short_queue(tenant: Tenant, streams: in
 
 
 def test_a_queue_that_is_kept_short_has_one_launch_until_that_is_about_to_end(tenant: Tenant) -> None:
-    """The flag is for turns next to an interactive tenant. Without it two launches are queued, and one more while the
-    thread waits.
+    """The grant's flag `short` is for turns next to an interactive tenant. Without the flag, two launches are queued,
+    and one more while the thread waits.
     """
     agent = tenant.agent()
     tenant.loop("--kernel-us", "100000")
@@ -280,7 +286,7 @@ def test_two_streams_of_one_context_that_a_thread_remembers_in_one_place_have_sh
     probe.start_cuda()
     at: dict[int, str] = {}
     pair: tuple[str, str] | None = None
-    # two of these streams have the same place, because there are thirty-two places
+    # A table has 32 places, so at least two of 33 streams have the same place.
     for name in (f"s{index}" for index in range(33)):
         probe.ok("stream", name)
         other = at.setdefault(place(probe.ok("handle", name)), name)
@@ -334,8 +340,8 @@ def test_a_hint_that_others_want_the_gpu_bounds_the_queue(tenant: Tenant) -> Non
 @pytest.mark.promise("program-short-queue")
 @pytest.mark.parametrize(("kernel_us", "streams"), [(300, 1), (1500, 1), (1500, 4)])
 def test_the_queue_is_short_when_the_quantum_ends(tenant: Tenant, kernel_us: int, streams: int) -> None:
-    """Work that would begin after the quantum waits for the next quantum. Less than one kernel of each stream is
-    left.
+    """Launches that would begin after the quantum wait for the next quantum. So the tenant overruns its quantum by less
+    than one kernel of each stream.
     """
     agent = tenant.agent()
     tenant.loop("--kernel-us", str(kernel_us), "--streams", str(streams), "--event-every", "1000000")
@@ -380,7 +386,8 @@ def test_a_hook_says_when_its_last_work_will_have_ended_if_the_agent_listens(ten
     assert agent.frames(client, Draining) == []
     ids = count(7)
 
-    def again(_: object = None) -> Grant:  # a thread that is late may have no work left at the end
+    # Several grants, because a delayed thread may have no work left at the end of a turn
+    def again(_: object = None) -> Grant:
         return Grant(next(ids), 300_000_000, 1, metered=True, announce=True)
 
     agent.on_want = again

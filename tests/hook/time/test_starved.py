@@ -122,7 +122,8 @@ def _held(node: Node) -> float:
 def test_a_stopped_holder_is_suspended_and_goes_on_later(tmp_path: Path) -> None:
     with running(tmp_path, tenant("a", 0.5), tenant("b", 0.5)) as node:
         stopped, _ = (node.launch(label, "--sync-every", "16") for label in ("a", "b"))
-        # The end of work is not known while a tenant is alone, so the agent would not find it silent.
+        # First let both tenants have turns. While a tenant is alone, its hook reports no end of its work, so the agent
+        # would not find it silent.
         wait_for(lambda: all(node.devices().busy_ns(label) > 200_000_000 for label in ("a", "b")), "turns of both")
         stop(stopped.process)
         time.sleep(0.5)
@@ -222,7 +223,9 @@ def test_a_process_gives_signs_of_life_while_it_runs(tenant: Tenant) -> None:
 
 @pytest.mark.promise("time-starved")
 def test_time_for_which_a_process_was_stopped_does_not_put_off_the_end_that_it_foretells(tenant: Tenant) -> None:
-    """The GPU continues with the launched work, which ends no later because of the stop."""
+    """The hook reports when its launched work will end. A stop of the process does not delay that work, so the reports
+    must not include the time of the stop.
+    """
     agent = tenant.agent()
     process = tenant.loop("--kernel-us", "2000", "--event-every", "1000000", FAKE_CUDA_AHEAD_MS="200")
     client, _ = metered(tenant, agent, launches=100)

@@ -1,8 +1,8 @@
 /* A library whose constructor makes a CUDA call. At that time another thread, which the constructor has started, is in
  * the first CUDA call of the process.
  *
- * The loader holds a lock while constructors run. If the other thread waited for the loader, it would wait for the end
- * of this constructor.
+ * The loader holds a lock while constructors run. So the other thread's CUDA call must not wait for the loader: it
+ * would wait for the end of this constructor.
  */
 #include <pthread.h>
 #include <stdatomic.h>

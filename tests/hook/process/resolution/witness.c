@@ -28,7 +28,7 @@ static void note(const char *name, int version, unsigned long long flags, int re
 static get_v1 witness_v1;
 static get_v2 witness_v2;
 
-/* Also log calls of a program that looks up cuGetProcAddress itself. */
+/* Replace a looked-up cuGetProcAddress by the logging version, for programs that look it up themselves. */
 static void replace(void **function) {
     Dl_info where = {0};
     if (function == NULL || *function == NULL || dladdr(*function, &where) == 0 || where.dli_sname == NULL)
