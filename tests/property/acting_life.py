@@ -44,7 +44,7 @@ class ActingLife:
 
     @property
     def world(self) -> World:
-        """The operator that acts."""
+        """The present operator process."""
         assert self._world is not None
         return self._world
 
@@ -70,7 +70,7 @@ class ActingLife:
                 self.world.renew(node)
         with suppress(NotLeadingError, ApiError):
             await self.world.look()
-        await asyncio.sleep(0.002)  # the ledger's writer and the placement loop run in this time
+        await asyncio.sleep(0.002)  # the operator's ledger writer and placement loop run in this time
 
     async def _succeed(self) -> None:
         former = self.world
@@ -211,7 +211,7 @@ class ActingLife:
                 self.world.pod_gone()  # the pod garbage collector does the same
 
     def refuse(self) -> None:
-        """Let kube-scheduler refuse the Pod from now on, as if another pod had taken the room first."""
+        """Let kube-scheduler refuse the Pod from now on, as if another pod had used the node's resources first."""
         self.refuses = True
 
     def set_clock(self) -> None:
@@ -219,11 +219,11 @@ class ActingLife:
         self.world.clock_set = self.chance.choice((-7200.0, 0.0, 7200.0))
 
     def wait(self) -> None:
-        """Time passes."""
+        """Let time pass: a second, half a minute, or longer than every timeout."""
         self.world.now += self.chance.choice((1.0, 30.0, 700.0))
 
     def heal(self) -> None:
-        """All is well again."""
+        """Let kube-scheduler accept Pods again, and make all nodes reachable and free of taints."""
         self.refuses = False
         self.unreachable.clear()
         for node in NODES:

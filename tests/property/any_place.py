@@ -10,8 +10,8 @@ from sharepod.api.sharepod import SpecError
 
 
 def with_value(document: Any, value: Any, place: int) -> Any:
-    """Return a copy of the document with `value` at one of its places. `place`: number of the place, modulo the number
-    of places."""
+    """Return a copy of the document in which `value` replaces one value at any depth. `place` numbers the values,
+    modulo their count."""
     changed = copy.deepcopy(document)
     *parents, last = (paths := _paths(changed))[place % len(paths)]
     inner = changed

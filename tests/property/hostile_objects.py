@@ -60,7 +60,7 @@ def sharepod(**spec: Any) -> Json:
 
 
 def container(**fields: Any) -> Json:
-    """A container."""
+    """Return a container of a Pod with these fields."""
     return {"name": "main", "image": "x", **fields}
 
 
@@ -124,7 +124,7 @@ def _node(status: Json | None = None, **spec: Any) -> Json:
 
 
 def well(kind: str) -> Json:
-    """Return a valid object of the kind that contains nearly all fields that the operator reads."""
+    """Return a valid object of the kind, with nearly all fields that the operator reads."""
     return _WELL[kind]()
 
 
@@ -184,7 +184,7 @@ _WELL = {"sharepod": _well_sharepod, "pod": _well_pod, "node": _well_node, "gpun
 
 
 def sharepods() -> Iterator[tuple[str, Json]]:
-    """Yield SharePods."""
+    """Yield hostile SharePods, each with a name for the test's report."""
     for levels in (1_500, 9_000):
         yield f"{levels} nested maps", sharepod(future=nested(levels))
         yield f"{levels} nested lists", sharepod(future=nested(levels, lists=True))
@@ -264,7 +264,7 @@ def sharepods() -> Iterator[tuple[str, Json]]:
 
 
 def pods() -> Iterator[tuple[str, Json]]:
-    """Yield Pods, with and without the tenant label."""
+    """Yield hostile Pods by name, with and without the tenant label."""
     for labels in ({}, {"sharepod.dev/tenant": UID}):
         yield from ((f"{name}{', tenant' if labels else ''}", raw) for name, raw in _pods(labels))
 
@@ -295,7 +295,7 @@ def _pods(labels: dict[str, str]) -> Iterator[tuple[str, Json]]:
 
 
 def nodes() -> Iterator[tuple[str, Json]]:
-    """Yield Nodes of the pool."""
+    """Yield hostile Nodes of the pool by name."""
 
     for number, value in enumerate(NUMBERS):
         for name in ("cpu", "memory", "pods", "x/y"):
@@ -308,7 +308,7 @@ def nodes() -> Iterator[tuple[str, Json]]:
 
 
 def gpunodes() -> Iterator[tuple[str, Json]]:
-    """Yield GPUNodes."""
+    """Yield hostile GPUNodes by name."""
 
     full = well("gpunode")
     for number, value in enumerate(NUMBERS):
@@ -339,7 +339,7 @@ def gpunodes() -> Iterator[tuple[str, Json]]:
 
 
 def _wrong(full: Json) -> Iterator[tuple[str, Json]]:
-    """Yield the object with values of every type at every place, except its uid and name."""
+    """Yield copies of the object by name: each has a value of another type at one place, never at its uid or name."""
     for path in paths(full):
         if path[:1] == ("metadata",) and path[1:] in ((), ("uid",), ("name",), ("namespace",), ("resourceVersion",)):
             continue

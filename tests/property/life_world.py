@@ -44,12 +44,14 @@ class LifeWorld:
         self.gpu_failed = dict.fromkeys(NODES, False)
         self.lost: PodFacts | None = None
         self.refuses = False
-        """True if kube-scheduler finds no room for the Pod."""
+        """True if kube-scheduler finds no node for the Pod."""
         self.unbound_since: float | None = None
         self.runs: list[str] = []
         """Uids of Pods whose process was started, in order."""
         self.overridden: set[str] = set()
-        """Uids of Pods whose share was reassigned by an override. Whether their processes still run is not known."""
+        """Uids of Pods whose share an admin's override released. Their processes may still run, so the invariant of one
+        run at a time ignores them.
+        """
         self.problems: list[str] = []
         self._pods = 0
 
@@ -268,15 +270,15 @@ class LifeWorld:
             self._replace_pod(deleting=True, conditions=shown)
 
     def refuse(self) -> None:
-        """Let kube-scheduler refuse the Pod from now on, as if another pod had taken the room first."""
+        """Let kube-scheduler refuse the Pod from now on, as if another pod had used the node's resources first."""
         self.refuses = True
 
     def bind(self) -> None:
-        """kube-scheduler finds room again."""
+        """Let kube-scheduler accept Pods again, and bind the Pod."""
         self.refuses = False
 
     def drain(self) -> None:
-        """`kubectl drain`."""
+        """Evict the Pod by the Eviction API, as `kubectl drain` does."""
         self.delete_pod(disrupted="EvictionByEvictionAPI")
 
     def force_delete(self) -> None:
@@ -303,19 +305,19 @@ class LifeWorld:
                 self.pod["status"]["reason"] = reason
 
     def evict_by_kubelet(self) -> None:
-        """Memory pressure."""
+        """Let the kubelet evict the Pod because of memory pressure."""
         self.fail("Evicted")
 
     def lose_row(self) -> None:
-        """Remove a row from the ledger, as an admin may do. The processes there belong to no tenant until their Pod is
-        deleted."""
+        """Remove a row from the ledger, as an admin may do. The Pod's processes there belong to no tenant until their
+        Pod is deleted."""
         for node in list(self.rows):
             if self.rows[node].state is TenantState.RESERVED and self.pod is not None:
                 self.overridden |= set(self.processes)
                 del self.rows[node]
 
     def cut(self) -> None:
-        """A node becomes unreachable."""
+        """Make the Pod's node unreachable."""
         self.reachable[self.chance.choice(NODES)] = False
 
     def join(self) -> None:
@@ -347,17 +349,17 @@ class LifeWorld:
             self._replace_pod(conditions=[])
 
     def go_on(self) -> None:
-        """Let the operator and all other parts take a few steps each."""
+        """Let the operator, kube-scheduler, kubelets and controllers take a few steps each."""
         for _ in range(3):
             self.look()
             self.play()
 
     def wait(self) -> None:
-        """Time passes."""
+        """Let time pass."""
         self.now += self.chance.choice((1.0, 30.0, 700.0))
 
     def heal(self) -> None:
-        """All is well again."""
+        """End all failures: nodes are reachable and kube-scheduler accepts Pods."""
         self.join()
         self.bind()
         self.there = dict.fromkeys(NODES, True)

@@ -1,8 +1,8 @@
 """The hook's pace model (shim/src/time/queue/pace.c), compiled without the rest of the hook, and a GPU stream that it
 meters.
 
-`library()` returns the model as C functions. `Stream` simulates the launching thread and the GPU in simulated time,
-with durations of launches and a thread that checks its fences late.
+`library()` returns the model as C functions. `Stream` simulates the launching thread and the GPU in simulated time.
+Tests choose how long each launch runs, and how late the thread checks its fences (events behind launches).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Stream:
         """Time at which all launched work ends."""
         self.deadline = NEVER
         self.fences: deque[int] = deque()
-        """Times at which the fences pass that the thread has not observed yet."""
+        """Times at which fences pass, for the fences that the thread has not yet seen pass."""
         self.unfinished: deque[int] = deque()
         """Times at which unfinished launches end."""
         self.begun_after_end: list[int] = []
@@ -107,8 +107,8 @@ class Stream:
         return self.now
 
     def wait(self, late: int = 0) -> None:
-        """Wait for the older of two fences. The thread observes it `late` ns after it has passed; POLL ns before it
-        passed, the thread had checked it, and it had not passed."""
+        """Wait for the oldest fence. The thread polls: POLL ns before the fence passes it finds the fence pending, and
+        `late` ns after that it finds the fence passed."""
         if self.closes and self.fences[0] > self.deadline:
             self.now = max(self.now, self.deadline)
             self.model.pace_gave_up(self.pace, True)

@@ -99,8 +99,8 @@ class Life(RuleBasedStateMachine):
         return row
 
     def decided(self, row: Reservation, *, reported: Reservation | None = None) -> None:
-        """Record the most that the ledger may hold for a row, as far as the operator knows. `reported`: the row that
-        the operator has read."""
+        """Update `most`: the largest request and memory that the ledger may contain for the row's tenant, as far as the
+        operator knows. `reported`: the row that the operator has read; it replaces older maxima."""
         before = (reported.request_milli, reported.memory) if reported else self.most.get(row.tenant, (0, 0))
         self.most[row.tenant] = (max(before[0], row.request_milli), max(before[1], row.memory))
 
@@ -150,8 +150,8 @@ class Life(RuleBasedStateMachine):
             self.cluster.read_back(name, row, generation)
             assert self.rows(name) == before, "later decisions stay"
             self.reported[row.tenant] = row
-            # Decisions between this row and the present row may be unanswered. All of them count until they are
-            # written.
+            # Writes of decisions made after this row may be unanswered. So all these decisions count until the row that
+            # was read equals the present decision.
             present = self.only_row(row.tenant)
             self.decided(present, reported=row if present == row else None)
             self.learn([row])
@@ -280,7 +280,7 @@ class Life(RuleBasedStateMachine):
             self.put_pod(holder, Pod(name, Resources(extended={DEVICE_PLUGIN_RESOURCE: 1})))
             self.cluster.upsert_node(self.states[name])
 
-    # The operator ends
+    # Restarts and crashes of the operator
 
     @rule()
     def restart(self) -> None:

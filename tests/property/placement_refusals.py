@@ -19,7 +19,7 @@ Item = tuple[str, set[str]]
 
 
 def check_reasons(rules: Rules, refusal: Refusal, request: PlacementRequest) -> None:
-    """Check that every node and GPU is counted, under an obstacle that it really has."""
+    """Check that the refusal counts every node and GPU, each under a reason that really excludes it."""
     assert refusal.obstacles, refusal.message
     never = not rules.possible_when_empty(request)
     conflict = not never and rules.cannot_join(request)
@@ -87,7 +87,7 @@ def _check_brief(refusal: Refusal) -> None:
 
 
 def _check_advice(rules: Rules, refusal: Refusal, request: PlacementRequest) -> None:
-    """Check that the advised request is valid, has a place now, and is large enough for a program."""
+    """Check the request that the refusal advises: it is valid, has a place now, and has enough memory for a program."""
     if advised := re.search(r"spec\.gpu\.request (\S+) would fit now", refusal.message):
         less = replace(
             request,

@@ -23,14 +23,14 @@ PASSING_WITH_TENANTS = {"Pods", "Resources", "Kept", "Tenants", "TakenWhole", "E
     "Time",
     "Memory",
 }
-"""Names of rules that do not apply to a node or GPU without tenants and pods."""
+"""Names of the rules that a node or GPU without tenants and pods always passes."""
 
 Place = tuple[str, frozenset[GpuUuid]]
 
 
 @dataclass(frozen=True)
 class Pod:
-    """Pod that counts on a node. `tenant`: its tenant, if it is a Pod of SharePod."""
+    """Pod whose resources count on a node. `tenant`: its tenant; None if the Pod has no share of SharePod's."""
 
     node: str
     resources: Resources
@@ -39,11 +39,12 @@ class Pod:
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules of placement at one moment.
+    """Rules of placement for one state of the cluster.
 
-    - `most`: thousandths and bytes that the ledger may hold for a tenant.
-    - `left`: tenants that the ledger is known to have as releasing.
-    - `holders`: pending holders by node, with their waiting tenants.
+    - `most`: for each tenant, the thousandths and bytes that the ledger may hold at most.
+    - `left`: tenants whose row in the ledger is known to be releasing.
+    - `holders`: pending holders (Pods that obtain a GPU from NVIDIA's device plugin): node, and the tenant that waits
+      for the GPU.
     - `max_excluded`: the cap on excluded GPUs of a namespace.
     - `uncounted`: tenants whose Pod is not among the node's pods yet.
     """
@@ -58,7 +59,7 @@ class Rules:
     max_excluded: int | None = None
     uncounted: Collection[tuple[str, TenantId]] = ()
 
-    # Rules on one node or one GPU: each method returns the names of the rules that exclude it.
+    # Rules on one node or one GPU: each method returns the names of the rules that exclude that node or GPU.
 
     def against_node(self, node: NodeState, request: PlacementRequest) -> set[str]:
         pod, asked = request.pod, request.pod.resources
@@ -137,8 +138,8 @@ class Rules:
         return {rule for rule, holds in against.items() if holds}
 
     def beyond_cap(self, request: PlacementRequest, labels: set[tuple[str, str] | None]) -> bool:
-        """Return whether a GPU with these exclusion labels would exceed the cap on GPUs that its namespace excludes
-        others from."""
+        """Return whether the request would make its namespace exclude others from more GPUs than the cap allows.
+        `labels`: exclusion labels of the tenants already on the GPU."""
         asked = request.gpu
         joins = labels == {(request.namespace, asked.labels.exclusion)}
         if self.max_excluded is None or joins or asked.request_milli >= 500:
@@ -228,15 +229,16 @@ class Rules:
         return False
 
     def cannot_join(self, request: PlacementRequest) -> bool:
-        """Return whether no member with this count or mode can join its group."""
+        """Return whether the request can never join its affinity group, because of its count, its mode, or the group's
+        places.
+        """
         group = self.group(request)
         alike = [place for place in group if len(place[1]) == request.gpu.count]
         whole = request.gpu.mode is Mode.EXCLUSIVE
         return bool(group) and (whole or all(self.at_odds(place, request) for place in alike))
 
     def at_odds(self, place: Place, request: PlacementRequest) -> bool:
-        """Return whether the request cannot join its group at this place, even if only the group's members were
-        there."""
+        """Return whether the request could not join its group at this place even if all other tenants left."""
         node, labels = self.states[place[0]], request.gpu.labels
         gpus = [gpu for gpu in node.gpus if gpu.uuid in place[1]]
         here = [row for row in self.rows[node.name] if place[1] & set(row.gpus)]
@@ -254,10 +256,10 @@ class Rules:
             or any(member.anti_affinity == labels.anti_affinity is not None for member in members)
         )
 
-    # Which of them
+    # Preferences between possible places
 
     def replicas(self, request: PlacementRequest, place: Place) -> tuple[int, int]:
-        """Count tenants of the same owner: on these GPUs, on the node."""
+        """Return how many tenants have the request's owner: (on the place's GPUs, on its node)."""
         node, gpus = place
         same = [row for row in self.rows[node] if row.owner == request.owner is not None and not row.releasing]
         return sum(len(gpus & set(row.gpus)) for row in same), len(same)

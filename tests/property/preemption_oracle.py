@@ -112,8 +112,8 @@ def small_cluster(chance: random.Random) -> SmallCluster:
 def refused_requests(
     part: int, count: int, priorities: Sequence[int]
 ) -> Iterator[tuple[str, random.Random, SmallCluster, PlacementRequest]]:
-    """Yield small clusters, each with a request that finds no room: (name for drawing it again, its generator, the
-    cluster, the request)."""
+    """Yield small clusters, each with a request that has no place in it: (name to draw the case again, random
+    generator, cluster, request)."""
     number = part * 100_000 + 50_000
     while count:
         number += 1
@@ -159,7 +159,7 @@ def random_request(chance: random.Random, tenant: str, *, priority: int) -> Plac
 
 
 def cheapest(world: SmallCluster, request: PlacementRequest) -> Cost | None:
-    """Return the least cost of all sets of victims that make room for the request; None if no set does."""
+    """Return the least cost of all sets of victims that give the request a place; None if no set does."""
     eligible = _eligible(world, request)
     if Engine(world.without(frozenset(eligible), frozenset())).find(request) is None:
         return None

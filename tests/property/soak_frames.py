@@ -38,14 +38,14 @@ FRAMES = 10_000_000
 WANTED = {"broken": 0, "lost": 0, "kept": 0, "grown_mb": 0, "descriptors": 0}
 _LIMIT = 4 * GI
 _BATCH = 2000
-"""Packets for the parser between two processes of the tenant."""
+"""Number of packets that the parser gets between two processes of the hostile tenant."""
 _SENT = 200
 """Frames that a process sends on average."""
 _CHECK_EACH = 5
-"""Rounds between two checks for remains of exited processes."""
+"""Number of rounds (a batch and a process) between two checks that nothing of exited processes remains."""
 _WARM = 0.1
-"""Part of the run after which memory must no longer grow: by then every path was used, and the allocator has
-its arenas."""
+"""Part of the run after which memory must no longer grow: by then all code has run, and the C library's allocator has
+reserved its arenas."""
 _FLAT_MB = 8
 """Growth in MB that is tolerated, because the allocator creates and frees arenas."""
 _UNEXPECTED = re.compile(r"^\w+(Error|Exception|Exit|Interrupt)?\(")

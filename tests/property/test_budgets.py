@@ -149,7 +149,7 @@ def test_a_clock_set_back_refills_no_budget(
     Terms(amount=49_775_044_314, cap=99_550_088_624, period=BudgetPeriod.MONTH, refill=Refill.CONTINUOUS),
     99_308_169_333,
 )
-@example(  # a budget of which a part is less than one unit
+@example(  # a budget so small that a step refills less than one unit
     Terms(amount=1_000_000, cap=1, period=BudgetPeriod.MONTH, refill=Refill.CONTINUOUS, charge_by=ChargeBy.HELD), 0
 )
 def test_a_spent_budget_refills_at_the_announced_time(of: Terms, start_ms: int) -> None:
@@ -191,8 +191,8 @@ def test_a_forecast_comes_true_at_an_even_rate(of: Terms, start_ms: int, rate: i
 def test_usage_decays_alike_however_often_it_is_read(
     rate: float, half_life_s: float, looks: list[int], uses: bool
 ) -> None:
-    """With an even rate, the share equals that of the rate, however often it is read. Without consumption it
-    only falls."""
+    """At an even rate of consumption the decayed usage stays at the value for that rate, however often it is read.
+    Without consumption it only falls."""
     usage = once = DecayedUsage(0.0 if uses else 1e12, 0, 0)
     total = sum(looks)
     for passed in looks:

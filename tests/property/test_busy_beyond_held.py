@@ -88,8 +88,8 @@ def test_a_tenant_that_is_busy_beyond_its_turns_is_reported_in_time(
         offender.kernel_ns = offender.burst_ns = 100 * US
         offender.pause_ns = 30 * MS
     simulation = Simulation([neighbour, offender])
-    # Each tenth of a second begins with work outside turns. While the tenant holds, a part of that work lies inside
-    # turns.
+    # In each period of 0.1 s the tenant works for `part` of the period, from its begin. The kind `overruns` also holds
+    # the token for part of that time, so its `part` is larger for the same work outside turns.
     part, period = min(1.0, beyond / (1 - 0.375) if kind == "overruns" else beyond), 0.1
 
     def outside_turns(moment: float) -> float:

@@ -43,7 +43,7 @@ _POD = st.fixed_dictionaries(
 _STEPS = st.lists(_CLAIM | _POD | _CLAIMS | _PODS, max_size=14)
 """Steps: each is a created or changed claim or Pod, or the uid of a deleted object."""
 _FIXED = ("name", "namespace", "of_line", "entries", "line")
-"""Fields that never change while an object exists."""
+"""Drawn fields that a step must not change while the object exists."""
 
 
 def claim(item: Json, version: int) -> Json:
@@ -91,7 +91,7 @@ def pod(item: Json, version: int) -> Json:
 
 
 class Known:
-    """Objects that the watches have shown, and the state that has recorded them."""
+    """The objects that exist by the events so far, and the cache `ClaimsSeen` that has recorded these events."""
 
     def __init__(self) -> None:
         self.seen = ClaimsSeen(lambda uid: None)
@@ -137,7 +137,7 @@ class Known:
             self.seen.drop_pod(uid)
 
     def again(self) -> ClaimsSeen:
-        """Return the state of a new process, which lists Pods first, then claims."""
+        """Return the cache of a new process, which lists the existing Pods first, then the claims."""
         seen = ClaimsSeen(lambda uid: None)
         for item in sorted(self.there.values(), key=lambda item: "owner" in item):
             self._put(seen, item)
@@ -149,8 +149,8 @@ class Known:
 
 
 def content(seen: ClaimsSeen, there: dict[str, Json]) -> dict[str, object]:
-    """Return all values that the state derives from the objects, for a comparison. The size of a line's claim without
-    its Pod is left out."""
+    """Return all values that the cache derives from the objects, to compare two caches. A claim made for a resource
+    line has its size only while its Pod is known, so other such claims are left out."""
     sized = [one for one in seen.claims if one.made_for is None or one.made_for in there]
     return {
         "sizes": {one.uid: (one.request, str(one.error)) for one in sized},

@@ -79,7 +79,7 @@ class PlayedCluster:
         self._made = 0
 
     def statuses(self) -> list[NodeReading]:
-        """Return the present readings of the nodes."""
+        """Return each node's present counters, as one reading per node."""
         at = timestamp(self._now)
         return [NodeReading(node.name, at, (*node.closed, *node.current.values())) for node in self._nodes]
 

@@ -31,8 +31,8 @@ class PlayedTenant:
     usage: TimeUsage = NO_TIME
     reserved_ns: int = 0
     counted_before_ns: int = 0
-    """Nanoseconds held that an agent has counted although the account, which was stored a little earlier, does not
-    contain them."""
+    """Nanoseconds for which the tenant held, and which an agent has counted, but the account in the handover file
+    lacks: the file was written a little earlier."""
 
     @property
     def held_ns(self) -> int:

@@ -1,6 +1,7 @@
 """No object that a user or another controller can write ends or delays the reading of objects.
 
-Work is measured as executed lines of Python, not as time. So a list without a bound shows by a line for each entry.
+Work is measured as executed lines of Python, which do not depend on the machine's speed. Code that reads a list without
+a bound executes lines for each entry, and so exceeds the limit.
 """
 
 from __future__ import annotations
@@ -33,13 +34,15 @@ from sharepod.controller.state.memos import TenantMemos
 from sharepod.placement.state.types import Assignment, GpuState, NodeState, Resources
 
 MOST_LINES = 120_000
-"""Most lines of Python that one object may cause: some ten for each of the most values that are read."""
+"""Largest number of lines of Python that one object may cause: about ten for each value, for the largest number of
+values that are read.
+"""
 
 Json = dict[str, Any]
 
 _GATES = {"schedulingGates": [{"name": SHARE_GATE}]}
 GATED = replace(pod_facts({"metadata": {"uid": "gated", "name": "gated"}, "spec": _GATES}), asks=None)
-"""A Pod that waits for a share. Its needs replace its SharePod's needs, as if the SharePod could not be read."""
+"""A Pod that waits for a share. Its own resource needs are unknown, so placement uses the needs of its SharePod."""
 
 
 class Operator:

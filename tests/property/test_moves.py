@@ -41,8 +41,8 @@ def test_the_cheapest_move_is_found_whenever_a_move_exists(part: int) -> None:
 
 @pytest.mark.parametrize("number", [1130, 2370, 2655, 2838])
 def test_of_several_movable_tenants_the_cheapest_moves_wherever_it_is(number: int) -> None:
-    """The clusters were found by a search: in each, the search order has a dearer movable tenant before the
-    cheapest."""
+    """In each of these clusters the planner tries a more expensive movable tenant before the cheapest. A search has
+    found their numbers."""
     chance, world, request = drawn(number, (0,))
     movable = _movable(chance, world)
     plan = plan_move(world.cluster, request, movable, Engine(world.cluster).find)
@@ -121,8 +121,8 @@ def _reserve(cluster: Cluster, request: PlacementRequest, place: Assignment) -> 
 
 
 def _carry_out(world: SmallCluster, request: PlacementRequest, mover: Movable, plan: MovePlan) -> None:
-    """Carry out a plan step by step. The mover's new place is taken while it still has the old one. No GPU may be
-    over-committed at any step."""
+    """Carry out a plan step by step, and check after each step that no GPU is over-committed. On another node, the
+    mover's new place is reserved while the mover still has the old one."""
     cluster = world.cluster
     moving = replace(mover.request, tenant=TenantId("moving"))
     # 1. The mover's new place is free before any tenant has ended.

@@ -16,7 +16,9 @@ late = st.integers(min_value=0, max_value=2 * MS)
 @settings(max_examples=200)
 @given(st.lists(st.tuples(durations, late), min_size=1, max_size=400), st.sampled_from([0, 10, 50, 100]), st.booleans())
 def test_at_most_two_windows_are_unfinished(launches: list[tuple[int, int]], quantum_ms: int, wide: bool) -> None:
-    """The two unfinished windows are the window before the awaited fence and the current window."""
+    """A window is the launches between two fences. The thread waits for the fence of the last window but one before it
+    begins another.
+    """
     stream = Stream()
     stream.open(quantum_ms * MS, wide=wide)
     most = WIDE_MOST if wide else WINDOW_MOST
@@ -36,8 +38,8 @@ def test_at_most_two_windows_are_unfinished(launches: list[tuple[int, int]], qua
 @settings(max_examples=50)
 @given(st.integers(min_value=10_000, max_value=400 * MS), st.integers(min_value=0, max_value=10 * MS))
 def test_a_tenant_that_is_alone_has_at_most_two_wide_windows_in_its_queue(takes: int, away: int) -> None:
-    """This holds once the duration of launches is known, if they are no longer than PACE_WIDE_LONG (PC5). They must be
-    long enough for a thread that does other work in between."""
+    """Once the model knows the duration of launches, unfinished work is at most two windows (PC5), and enough that the
+    GPU does not idle while the thread does other work for `away` ns."""
     stream = Stream()
     stream.open(0, wide=True)
     for _ in range(WIDE_MOST * 3):
@@ -92,7 +94,7 @@ def test_launches_after_a_synchronisation_of_the_program_pass_without_a_fence(ta
 @settings(max_examples=50)
 @given(st.integers(min_value=100_000, max_value=20 * MS), st.booleans())
 def test_a_window_shrinks_when_launches_take_longer(takes: int, wide: bool) -> None:
-    """With each fence the window is halved, down to the longest allowed duration or one launch."""
+    """With each fence that passes, the window is halved until it lasts no longer than allowed, or has one launch."""
     stream = Stream()
     stream.open(0, wide=wide)
     most, longest = (WIDE_MOST, WIDE_LONG) if wide else (WINDOW_MOST, WINDOW_LONG)
@@ -109,7 +111,9 @@ def test_a_window_shrinks_when_launches_take_longer(takes: int, wide: bool) -> N
 @settings(max_examples=200)
 @given(st.integers(min_value=20_000, max_value=60 * MS), st.integers(min_value=10, max_value=100))
 def test_alike_launches_end_with_the_quantum(takes: int, quantum_ms: int) -> None:
-    """Once the duration of launches is known, none begins after the end of the quantum."""
+    """After three turns the model knows the duration of launches. From then on no launch begins on the GPU after the
+    end of the quantum.
+    """
     stream = Stream()
     for turn in range(8):
         stream.open(quantum_ms * MS, stream.drain())
@@ -137,7 +141,9 @@ def test_the_quantum_is_used(takes: int, quantum_ms: int) -> None:
 @settings(max_examples=100)
 @given(st.integers(min_value=20_000, max_value=60 * MS))
 def test_a_queue_that_is_kept_short_has_a_window_and_no_gap(takes: int) -> None:
-    """Once the duration of launches is known, each window is launched just before the window before it ends (PC4)."""
+    """Once the duration of launches is known, the thread launches each window just before the previous window ends
+    (PC4).
+    """
     stream = Stream()
     stream.open(0, short=True)
     for _ in range(200):
@@ -186,7 +192,9 @@ def test_after_a_useless_wait_a_growing_number_of_launches_passes(times: int, si
     st.integers(min_value=1, max_value=10),
 )
 def test_an_opening_before_the_drain_adds_nothing_to_the_queue(takes: int, quantum_ms: int, later_ms: int) -> None:
-    """A tenant with long kernels is preempted, and gets its next turn before it has drained."""
+    """A tenant with long kernels is preempted, and its gate opens for its next turn before it has drained. The queue
+    must not grow by that turn.
+    """
     stream = Stream()
     stream.closes = True
     stream.open(quantum_ms * MS)
@@ -200,7 +208,9 @@ def test_an_opening_before_the_drain_adds_nothing_to_the_queue(takes: int, quant
 
 @given(st.integers(min_value=2, max_value=12))
 def test_openings_without_a_drain_count_as_waits_in_vain(openings: int) -> None:
-    """A kernel may spin until launches have run that the queue holds back."""
+    """A kernel may spin until further launches have run, which the model holds back. So each opening without a drain
+    must let more launches pass, as a useless wait does.
+    """
     stream = Stream()
     stream.closes = True
     stream.open(10 * MS)
@@ -224,8 +234,9 @@ def test_openings_without_a_drain_count_as_waits_in_vain(openings: int) -> None:
 def test_time_in_which_the_thread_was_stopped_is_not_gpu_time(
     takes: int, stops: list[tuple[bool, int]], between: int
 ) -> None:
-    """The thread is stopped while it waits for a fence, or between two launches. The GPU continues (PC7). So the
-    predicted end is at most one window later than the end of the launched work."""
+    """The thread is stopped while it waits for a fence, or between two launches. The GPU continues. So the model must
+    not count the stop as duration of launches (PC7): it predicts the end of the launched work at most one window late.
+    """
     stream = Stream()
     stream.open(0)
     for _ in range(300):
@@ -242,7 +253,9 @@ def test_time_in_which_the_thread_was_stopped_is_not_gpu_time(
 
 @given(st.integers(min_value=12 * MS, max_value=40 * MS), st.integers(min_value=20 * MS, max_value=200 * MS))
 def test_a_drain_seen_late_bounds_the_duration_of_launches_from_above(takes: int, stopped: int) -> None:
-    """If launches are longer than their turns, only drains show their duration."""
+    """If launches are longer than their turns, only drains show their duration. A drain that the thread sees late must
+    not make the duration too short.
+    """
     stream = Stream()
     stream.closes = True
     for _ in range(4):

@@ -1,4 +1,6 @@
-"""Promises of packing by usable capacity: it only ranks places, so it hides none, and repeats its answers."""
+"""Promises of packing by usable capacity: it only ranks places, never excludes one, and gives the same answer for the
+same state.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _ENDED = object()
 
 
 def _places(cluster: ClusterWithEngine, request: PlacementRequest) -> dict[str, set[GpuUuid]]:
-    """Return, by node, the GPUs that pass every filter, if they are enough. Each filter is asked directly."""
+    """Return by node the GPUs that pass every filter, where they are as many as requested. Each filter is called
+    directly, without packing.
+    """
     node_checks = [check.passes for check in node_filters.STATIC + node_filters.DYNAMIC]
     checks = [check.passes for check in gpu_filters.static(request) + gpu_filters.dynamic(request)]
     found = {}
@@ -33,7 +37,7 @@ def _places(cluster: ClusterWithEngine, request: PlacementRequest) -> dict[str, 
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[ClusterWithEngine, list[PlacementRequest]]:
-    """Draw a cluster and requests to come, none of them in an affinity group."""
+    """Draw a cluster, and requests to be placed in it, none of them in an affinity group."""
     cluster = ClusterWithEngine(interactive_per_gpu=draw(st.integers(1, 3)))
     for name in draw(st.permutations(["node-a", "node-b", "node-c"])):
         cluster.upsert_node(draw(node_states(name)))
@@ -88,7 +92,7 @@ def test_packing_finds_a_place_exactly_where_the_filters_leave_one(
 def test_a_decision_does_not_depend_on_earlier_unplaced_requests(
     history: tuple[ClusterWithEngine, list[PlacementRequest]],
 ) -> None:
-    """Scores that are cached between decisions equal newly computed scores."""
+    """Refused requests fill the engine's cache of scores. The decision must equal one with newly computed scores."""
     cluster, asked = history
     for request in asked:
         for other in asked[:3]:

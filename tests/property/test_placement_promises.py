@@ -96,8 +96,8 @@ class Placement(Life):
         kept = self.cluster.head_reservation
         open_to_it = kept is not None and kept.open_to == request.namespace
         if kept is not None and (kept.tenant == request.tenant or kept.priority < request.priority or open_to_it):
-            # GPUs reserved for the request come first; GPUs reserved for a lower priority or its own namespace come
-            # last
+            # The request may use reserved GPUs: its own first, GPUs of a lower priority or of its namespace last. That
+            # order precedes the policy's.
             return
         if rules.group(request):
             return
@@ -124,8 +124,8 @@ class Placement(Life):
         return any(row for row in self.rows(place[0]) if place[1] & set(row.gpus))
 
     def ask_for_a_holder(self, rules: Rules, request: PlacementRequest) -> None:
-        """Check that a holder is requested only where it makes room, whichever GPU it gets. It must need the fewest
-        holders, on the node with the fewest free GPUs."""
+        """Check that the engine requests holders only on a node where they give the request a place, whichever GPUs
+        they get. It must choose the node that needs the fewest, then the one with the fewest GPUs left."""
         answer, expected = self.cluster.engine.place_or_hold(request), rules.new_holders(request)
         assert isinstance(answer, NewHolder) == bool(expected), (answer, expected)
         if isinstance(answer, NewHolder):
@@ -140,8 +140,9 @@ class Placement(Life):
 
     @rule()
     def look_who_could_be_served(self) -> None:
-        """Check that a refused request can be placed only on nodes that have grown since, or after its group
-        has changed."""
+        """Check that a refused request has a place only if an event since the refusal makes the operator try it again.
+        The events: nodes have gained capacity, its affinity group has changed, or its namespace excludes others from
+        fewer GPUs."""
         for request, moment in self.refused:
             key = label_key(request.namespace, request.gpu.labels.affinity)
             woken = self.cluster.engine.serves(request, self.cluster.grown_since(moment))
@@ -210,8 +211,8 @@ class Placement(Life):
             self.decided(answer)
 
     def has_room_for(self, row: Reservation, request: int, memory: int | None) -> bool:
-        """Return whether there is room for a changed share. The tenant keeps its present share. Only the additional
-        amount must be free and outside the head-of-queue reservation."""
+        """Return whether the row may grow to this request and memory. Only the additional amount must be free, and
+        outside the head-of-queue reservation."""
         rules = self.oracle()
         node = self.states[self.cluster.reservations_of(row.tenant)[0][0]]
         gpus = [gpu for gpu in node.gpus if gpu.uuid in row.gpus]

@@ -36,8 +36,8 @@ class Play:
             self.world.node(f"n{number}", 2)
 
     def ask_otherwise(self) -> set[str]:
-        """Change the requests of some waiting tenants, some of them twice. Return the tenants for which the loop was
-        not notified."""
+        """Change the requests of some waiting tenants, some of them twice. Return the tenants of whose change the
+        placement loop was not notified."""
         chance, world, untold = self.chance, self.world, set[str]()
         waits = sorted(world.loop.waiting())
         for tenant in chance.choices(waits, k=4) if waits and chance.random() < 0.3 else ():

@@ -31,8 +31,8 @@ def several(chance: random.Random, priority: int) -> PlacementRequest:
 
 
 def fits(world: SmallCluster, request: PlacementRequest, plan: PreemptionPlan, spared: str = "") -> bool:
-    """Return whether the requests have places on the plan's node if the plan is carried out without `spared`, one of
-    its units."""
+    """Return whether the requests have places on the plan's node if the plan is carried out. `spared`: one of its units
+    that is not preempted."""
     units = {tenant: fact.unit for tenant, fact in world.victims.items()}
     evicted = frozenset(units[tenant] for tenant in plan.evict) - {spared}
     lowered = frozenset(units[tenant] for tenant in plan.lower) - {spared}

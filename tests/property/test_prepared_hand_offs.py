@@ -21,7 +21,7 @@ LIVES, STEPS = 40, 150
 
 
 class Process:
-    """Client that stores the frames that it is sent."""
+    """Client of the agent that stores the frames that it receives."""
 
     def __init__(self, pid: int, tenant: str, clock: Callable[[], int]) -> None:
         self.pid, self.tenant = pid, tenant
@@ -36,7 +36,7 @@ class Process:
         """Id of the grant that the process holds or has not drained yet; None: there is none."""
 
     def send(self, frame: protocol.AgentFrame) -> None:
-        """Take a frame, as `TokenClient` has it."""
+        """Receive a frame (method of `TokenClient`)."""
         if isinstance(frame, protocol.Grant) and not (frame.renews and frame.grant_id != self.held):
             self.held = frame.grant_id
         self.frames.append(frame)
@@ -46,14 +46,14 @@ class Process:
         return self.pid if self.alive else -1
 
     def packet(self, frame: protocol.AgentFrame) -> bytes:
-        """Return the frame unencoded, as the packet to send."""
+        """Return the packet that the loop would send for the frame."""
         return protocol.encode(frame)
 
     def taken(self) -> None:
-        """Count nothing."""
+        """Do nothing: the count of sent frames is not tested."""
 
     def beat(self, ends_in_ns: int) -> None:
-        """Write the pulse page."""
+        """Write the pulse page: the held grant, and that its work ends in `ends_in_ns`."""
         now = self.clock()
         self.pulse = protocol.Pulse(self.held or 0, now + ends_in_ns if self.held else 0, now)
 
@@ -68,15 +68,15 @@ class Wait(LoopHandOffs):
         self.made = 0
 
     def end_by(self, moment: int | None) -> None:
-        """Let all windows end at this moment at the latest."""
+        """Let all windows (the intervals in which prepared hand-offs are valid) end at this moment at the latest."""
         self.end = moment
 
     def put(self, place: int, holder: int, grant_id: int, orders: tuple[Order | None, Order | None]) -> None:
-        """Keep a hand-off."""
+        """Store a prepared hand-off at this place of the table."""
         self.orders[place] = holder, grant_id, orders
 
     def drop(self, place: int) -> None:
-        """Drop a hand-off."""
+        """Drop the prepared hand-off at this place."""
         self.orders.pop(place, None)
 
     def look(self) -> bool:
@@ -182,7 +182,7 @@ class World:
         return seen
 
     def books(self, names: list[str]) -> list[object]:
-        """Return all accounts of the tenants' time, for a comparison."""
+        """Return all accounts of the tenants' time, to compare the two worlds."""
         tokens = self.tokens
         return [
             self.barred,

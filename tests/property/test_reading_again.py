@@ -1,4 +1,4 @@
-"""Reading an object with an earlier result for reuse gives the same as reading it without."""
+"""Reading an object with reuse of an earlier result equals reading the object without it."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from sharepod.protocol import LastBeat
 MS = 1_000_000
 BEAT_NS = MS // 2
 AHEAD_NS = 5 * MS // 2
-"""Longest time before the end of its work at which a silent tenant is judged, in ns."""
+"""Longest time in ns before the end of its work at which a tenant may be found silent."""
 
 stops = st.integers(min_value=0, max_value=40 * MS)
 work = st.integers(min_value=0, max_value=30 * MS)
@@ -55,7 +55,9 @@ class Holder:
 def test_a_silent_tenant_is_found_when_its_work_is_about_to_end_and_no_sooner(
     before: list[tuple[int, int, int]], stopped_ns: int, work_ns: int, late_ns: int
 ) -> None:
-    """This holds after any history. The GPU is idle for at most the patience plus the delay of a check."""
+    """For any earlier stops (`before`), the GPU is idle for at most the patience (the time without a sign of life after
+    which a tenant is silent) plus the delay of a check.
+    """
     holder = Holder()
     for stop in before:
         holder.stop(*stop)
@@ -93,7 +95,7 @@ def test_a_repeatedly_stopped_tenant_is_found_sooner_until_a_finding_was_wrong(
 
 
 def test_a_tenant_that_was_stopped_before_its_grant_is_found_as_soon_the_next_time() -> None:
-    """The total time for which it was stopped is not known."""
+    """A stop that began before the grant shows only its later part. It must not lengthen the patience."""
     holder = Holder()
     for _ in range(3):
         holder.stop(20 * MS, 0, 0)

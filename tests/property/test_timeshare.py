@@ -41,7 +41,7 @@ def test_busy_tenants_get_what_they_were_guaranteed(
 habits = st.tuples(
     st.integers(1, 300), st.integers(1, 3000), st.sampled_from([1 * MS, 7 * MS, 30 * MS]), st.integers(0, 9 * S)
 )
-"""Habits of a tenant: milliseconds of work, milliseconds of pause, length of its kernels, begin."""
+"""Habits of a tenant: its work and its pause, alternating, in ms; the length of its kernels and its start in ns."""
 
 
 @pytest.mark.promise("time-convergence")
@@ -128,7 +128,8 @@ def test_who_wakes_seldom_waits_for_the_least_quantum_and_costs_the_busy_one_not
 @pytest.mark.promise("time-hand-off-cost")
 @SOME
 @given(requests=parts(1000, 4), gap=st.sampled_from([200 * US, 1 * MS, 5 * MS]))
-@example(requests=[300, 700], gap=5 * MS)  # without the cancellation of common credit the error is 1.2 points
+# Without the cancellation of common credit the share is wrong by 1.2 percentage points
+@example(requests=[300, 700], gap=5 * MS)
 def test_what_hand_offs_cost_is_borne_in_proportion(requests: list[int], gap: int) -> None:
     programs = [Program(f"t{i}", request=r, kernel_ns=2 * MS) for i, r in enumerate(requests)]
     end = WARM_UP + 200 * S
@@ -181,7 +182,9 @@ def test_limits_hold_and_no_time_is_wasted_under_them(terms: list[tuple[int, int
 @pytest.mark.parametrize("request_milli", [300, 500, 700])
 @pytest.mark.parametrize("kernel", [70 * MS, 250 * MS, 400 * MS, 900 * MS])
 def test_a_limit_as_low_as_the_request_costs_nothing_of_the_request(request_milli: int, kernel: int) -> None:
-    """The tenant can make up, under its limit, for time that a long kernel of its neighbour took."""
+    """A long kernel of the neighbour delays the tenant. Although its limit equals its request, the tenant may make up
+    for that time.
+    """
     limited = Program("limited", request=request_milli, limit=request_milli)
     neighbour = Program("neighbour", request=1000 - request_milli, kernel_ns=kernel)
     end = WARM_UP + 100 * S
@@ -204,7 +207,9 @@ def test_a_limit_as_low_as_the_request_costs_nothing_of_the_request(request_mill
 def test_limits_as_low_as_the_requests_cost_a_tenth_of_one_at_most_beside_several_with_long_kernels(
     request_milli: int, neighbours: list[int], kernel: int
 ) -> None:
-    """Tenants whose ceilings have room again, and that have long kernels, do not all precede a waiting tenant."""
+    """Several neighbours with long kernels wait for their ceilings to refill. They must not all run before the limited
+    tenant that already waits.
+    """
     limited = Program("limited", request=request_milli, limit=request_milli)
     long = [
         Program(f"long-{index}", request=request, limit=request, kernel_ns=kernel)
@@ -250,7 +255,7 @@ def test_who_ran_alone_owes_nothing_when_another_arrives() -> None:
     early = Program("early", request=500)
     late = Program("late", request=500, start_ns=3600 * S)
     Simulation([early, late]).run(3660 * S)
-    # the newcomer has at most a second of credit, and the first tenant has no debt
+    # the newcomer may use at most 1 s of credit first, and time that the first tenant had alone is no debt
     assert early.share(3600 * S, 3602 * S) >= 0.25
     assert early.share(3602 * S, 3660 * S) == pytest.approx(0.5, abs=0.01)
 
@@ -305,7 +310,7 @@ def test_a_tenant_that_is_owed_time_has_a_turn_within_the_target_latency(
     asleep=st.sampled_from([500, 1500]),
     busy=st.integers(1, 10),
 )
-# without the rule the wait is 0.78 s; in the next example 0.7 s
+# Without the rule under test the wait is 0.78 s in the first of these examples, and 0.7 s in the second.
 @example(wakers=9, asked=9, step=(8, 2), asleep=1500, busy=1)
 @example(wakers=5, asked=5, step=(8, 2), asleep=1500, busy=10)
 @example(wakers=1, asked=9, step=(3000, 4000), asleep=4000, busy=5)  # one tenant returns and does not sleep again
@@ -356,7 +361,9 @@ def test_nobody_is_kept_waiting_beyond_the_others_quanta(sporadic: list[tuple[in
     pause=st.sampled_from([100 * US, 900 * US, 3 * MS]),
 )
 def test_a_pause_between_two_steps_costs_nobody_its_share(request: int, burst: int, pause: int) -> None:
-    """A program that pauses between steps hardly ever waits when its own quantum ends."""
+    """A program that pauses between steps hardly ever has launches waiting when its quantum ends. It must get its share
+    all the same, as far as its pauses allow.
+    """
     thinker = Program("thinker", request=50 * request, burst_ns=burst * MS, pause_ns=pause)
     busy = Program("busy", request=1000 - 50 * request)
     end = WARM_UP + 60 * S

@@ -59,7 +59,9 @@ def books_are_exact(gpu: TimeSlicedGpu, removed_held_ns: int = 0) -> None:
 @pytest.mark.promise("time-gaps-filled")
 @pytest.mark.parametrize("request_milli", [100, 300, 500])
 def test_two_programs_that_leave_gaps_fill_each_others_whatever_their_requests(request_milli: int) -> None:
-    """With bare time slices each program does 0.95 of its work."""
+    """If the driver's time slices alone divide the GPU, each program does 0.95 of its work. Under the scheduler it must
+    do 0.8.
+    """
     programs = [
         Program("a", request=request_milli, **EAGER),
         Program("b", request=1000 - request_milli, starts_ns=MS, **EAGER),
@@ -107,7 +109,9 @@ def test_busy_programs_take_turns(request: int, kernels: tuple[int, int]) -> Non
 
 @pytest.mark.promise("time-trials")
 def test_a_gain_that_is_not_foretold_is_found_by_a_trial() -> None:
-    """Both programs seem to be busy, like ranks that spin while they wait for each other."""
+    """Both programs seem always busy, like ranks that spin while they wait for each other. So only a trial can show
+    that co-running is faster.
+    """
     programs = [
         Program(name, request=500, starts_ns=start, lie=lambda samples: replace(samples, flying=samples.looks), **DENSE)
         for name, start in (("a", 0), ("b", MS))
@@ -145,9 +149,9 @@ def test_programs_that_cease_to_leave_gaps_take_turns_and_are_paid_back(request_
 
 @pytest.mark.promise("time-excess")
 def test_idle_time_goes_first_to_a_tenant_that_has_used_little_of_its_request() -> None:
-    """A notebook with request 0.1, which runs cells of 300 ms every 4 s, takes turns with a training of 0.5. Half of
-    the GPU is not requested. Without its saved claim on idle time, the notebook would share that half with the training
-    in proportion to their requests."""
+    """A notebook with request 0.1, which runs cells of 300 ms every 4 s, takes turns with a training of 0.5; the
+    requests leave 0.4 of the GPU. The scheduler remembers for 60 s that the notebook has used little of its request,
+    and lends it idle time first. With a memory of 1 ns its cells take longer."""
 
     def play(horizon_ns: int) -> tuple[list[int], float]:
         notebook = Program("a", request=100, gpu_ns=5 * MS, kernels=60, pause_ns=4 * S, waits=True)
@@ -189,7 +193,9 @@ def test_a_service_that_wakes_with_credit_waits_for_slices_and_no_kernel(kernel:
 
 @pytest.mark.promise("time-joins")
 def test_a_service_that_was_held_up_catches_up() -> None:
-    """If requests queue up, a service works without pauses. It must not be mistaken for a training."""
+    """A service whose requests queue up works without pauses for a second. The scheduler must not treat it as a
+    training afterwards.
+    """
     service = Program("a", request=300, starts_ns=20 * MS, **{**SERVICE, "pause_ns": 25 * MS})
     programs = [service, Program("b", request=700, **busy(250 * MS))]
     gpu = TimeSlicedGpu(programs)
@@ -291,7 +297,7 @@ def test_whatever_happens_accounts_are_exact_and_tenants_that_refuse_hold_alone(
         if program.id not in gpu.programs or program.starts_ns > gpu.now:
             return
         if what == "leave" and len(gpu.programs) > 1:
-            if program is not programs[0]:  # the GPU's account begins with the first tenant
+            if program is not programs[0]:  # the first tenant stays, because the GPU's account begins with it
                 removed += scheduler.usage(gpu.now, program.id).held_ns
                 gpu.leave(program)
         elif what == "resize":

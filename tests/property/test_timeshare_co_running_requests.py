@@ -50,7 +50,9 @@ def test_a_lead_whose_limit_is_its_request_gets_it_although_a_service_joins(requ
 @pytest.mark.parametrize("honest", [EAGER, DENSE, busy(5 * MS)], ids=["eager", "dense", "busy 5 ms"])
 @pytest.mark.parametrize("kernel_ms", [1, 20])
 def test_a_liar_whose_launches_grow_costs_an_honest_tenant_nothing(honest: dict[str, Any], kernel_ms: int) -> None:
-    """At each reading the liar reports 1 % more launches than it made."""
+    """At each reading the liar reports 1 % more new launches than at the reading before, so that its progress seems to
+    rise.
+    """
     grown, sent = 1.0, 0
 
     def lie(samples: Samples) -> Samples:
@@ -121,8 +123,8 @@ def test_honest_tenants_get_their_requests_as_in_turns(name: str) -> None:
 def test_a_program_that_waits_for_each_of_its_short_kernels_gets_its_request(
     request_milli: int, other: dict[str, Any]
 ) -> None:
-    """Time slices take nearly all of the program's time, because each of its kernels waits for a slice of the other
-    program."""
+    """Each short kernel of the program waits for a time slice of the other program, so co-running would leave the
+    program nearly nothing."""
 
     def make() -> list[Program]:
         waits = Program("a", request=request_milli, gpu_ns=20 * US, host_ns=20 * US, waits=True)
@@ -136,7 +138,7 @@ def test_a_program_that_waits_for_each_of_its_short_kernels_gets_its_request(
 @pytest.mark.promise("time-co-run-slices")
 @pytest.mark.parametrize("request_milli", [300, 700, 900])
 def test_a_program_that_gives_the_gpu_back_after_each_kernel_gets_what_time_slices_leave_it(request_milli: int) -> None:
-    """Its pauses are as long as the idle time after which its hook releases the token."""
+    """The program pauses for 0.5 ms after each kernel, the idle time after which its hook releases the token."""
 
     def make() -> list[Program]:
         waits = Program("a", request=request_milli, gpu_ns=20 * US, host_ns=500 * US, waits=True)
@@ -154,7 +156,9 @@ def test_a_program_that_gives_the_gpu_back_after_each_kernel_gets_what_time_slic
 def test_a_program_of_two_streams_gets_its_request_although_one_of_them_launches_as_ever(
     request_milli: int, other: dict[str, Any], kernel_ms: int
 ) -> None:
-    """Next to long kernels, a second stream launches tiny kernels, whose rate does not depend on other tenants."""
+    """The program launches long kernels in one stream. Its second stream launches tiny kernels at the same rate
+    whatever other tenants do, which hides that the first stream is slowed.
+    """
 
     def make() -> list[Program]:
         two = Program("a", request=request_milli, lie=_with_tiny_kernels, **busy(kernel_ms * MS))
@@ -166,7 +170,9 @@ def test_a_program_of_two_streams_gets_its_request_although_one_of_them_launches
 
 
 def test_a_tenant_whose_long_kernels_drain_next_to_a_co_runner_is_not_charged_for_both() -> None:
-    """The co-runner slows the tenant's last work, so the tenant drains for longer than it has announced."""
+    """The co-runner slows the tenant's last work, so the tenant drains later than it has announced. The additional time
+    must be charged only once.
+    """
 
     def make() -> list[Program]:
         return [

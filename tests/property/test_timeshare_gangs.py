@@ -94,7 +94,9 @@ GANG_WAIT_NS = 4 * S
 
 
 def fits(tenants: list[tuple[set[str], int]]) -> bool:
-    """Return whether tenants, no two of which can run at the same time, request at most four fifths of the time."""
+    """Return whether every set of tenants of which no two can run at the same time (they share a GPU) requests at most
+    0.8 of the time.
+    """
     groups = (some for count in range(1, len(tenants) + 1) for some in combinations(tenants, count))
     together = (some for some in groups if all(a & b for (a, _), (b, _) in combinations(some, 2)))
     return all(sum(request for _, request in some) <= 800 for some in together)
@@ -124,7 +126,7 @@ lives = st.sampled_from(["busy", "busy", "sporadic", "resized", "replaced"])
         ({"g1"}, 1, 100 * US, "busy", 0),
         ({"g0", "g1"}, 1, 100 * US, "busy", 0),
     ]
-)  # here a tenant that pauses after each step always preceded the gang
+)  # the gang must run although a tenant that pauses after each step wakes with credit again and again
 @example(
     tenants=[
         ({"g3"}, 4, 1 * MS, "resized", 2_877_380_956),
@@ -134,15 +136,15 @@ lives = st.sampled_from(["busy", "busy", "sporadic", "resized", "replaced"])
         ({"g1"}, 5, 1 * MS, "busy", 7_688_510_557),
         ({"g0", "g1", "g2", "g3"}, 6, 1 * MS, "busy", 7_456_097_125),
     ]
-)  # here the gangs' GPUs were lent again and again, each until another moment
+)  # the gangs must run although their GPUs could be lent again and again, each until another moment
 def test_gangs_and_singles_that_come_go_and_change_neither_starve_nor_deadlock(
     tenants: list[tuple[set[str], int, int, str, int]],
 ) -> None:
-    """If a gang held some of its GPUs while it waits for others, a GPU would have two holders, or there would be a
-    deadlock.
+    """A gang must not hold some of its GPUs while it waits for others: two gangs could then wait for each other.
 
     Some tenants request in bursts, some end in the middle of a step and return, some get another request. No tenant
-    waits longer than the stated time. Once nothing changes any more, each tenant gets its part.
+    waits longer than GANG_WAIT_NS (plus the time that can be owed, if kernels outlast quanta). After the last change
+    each tenant gets GANG_SHARE of its request.
     """
     asked: list[tuple[set[str], int]] = []
     programs, steady = [], 25 * S
@@ -181,7 +183,7 @@ GPUS = ("g0", "g1", "g2", "g3")
 )
 @pytest.mark.parametrize("neighbour", ["singles", "gang"])
 def test_a_gang_that_pauses_keeps_its_share(kernel: int, work: int, pause: int, neighbour: str) -> None:
-    """All GPUs of the gang are kept idle for it, and it pays for the idle time."""
+    """During the gang's short pauses all its GPUs are kept idle for it, and the gang is charged for that time."""
     gang = Program("gang", GPUS, request=400, kernel_ns=work, burst_ns=work, pause_ns=pause)
     others = [Program("other", GPUS, request=600, kernel_ns=kernel)]
     if neighbour == "singles":
@@ -204,7 +206,9 @@ def test_a_gang_that_pauses_keeps_its_share(kernel: int, work: int, pause: int, 
 def test_tenants_that_work_and_pause_keep_no_gang_from_its_request(
     *, count: int, kernel: int, work: int, pause: int, grouped: bool
 ) -> None:
-    """On each GPU of the gang these tenants wake at other moments, with the most credit that they can save."""
+    """On each GPU of the gang another tenant works and pauses. They wake at different moments, with all the credit that
+    they can save, and so compete with the gang on one GPU after another.
+    """
     gpus = GPUS[:count]
     gang = [Program("gang", gpus, request=400, kernel_ns=kernel)]
     if grouped:

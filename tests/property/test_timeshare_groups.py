@@ -51,7 +51,9 @@ def on_one_gpu(ranks: list[Program]) -> list[Program]:
 
 
 def steps(program: Program, gpus: TimeSlicedGpu, seconds: int = 8) -> float:
-    """Simulate on. Return the steps of a rank relative to its steps in the same time alone."""
+    """Continue the simulation for `seconds`. Return the rank's steps in that time, relative to its steps in the same
+    time alone.
+    """
     gpus.run(WARM_UP)
     before = program.finished
     gpus.run(WARM_UP + seconds * S)
@@ -64,7 +66,9 @@ def steps(program: Program, gpus: TimeSlicedGpu, seconds: int = 8) -> float:
     ("others", "least"), [("ranks", 0.8), ("busy 1 ms", 0.8), ("busy 20 ms", 0.75), ("busy on one GPU", 0.8)]
 )
 def test_ranks_that_are_tenants_of_their_own_get_most_of_their_due(sharing: Sharing, others: str, least: float) -> None:
-    """With turns that are not aligned over the GPUs, such ranks get a fifth or less next to other ranks."""
+    """Ranks wait for each other, so turns at different times on their GPUs would leave them a fifth of their due or
+    less. As a group they must get `least` of it.
+    """
     kernel_ns = 20 * MS if others == "busy 20 ms" else 1 * MS
     others_run = [
         Program(f"c{rank}", gpu=f"g{rank}", request=500, gpu_ns=kernel_ns, starts_ns=37 * MS * (rank + 1))
@@ -79,8 +83,8 @@ def test_ranks_that_are_tenants_of_their_own_get_most_of_their_due(sharing: Shar
 @pytest.mark.promise("time-group-one-gpu")
 @pytest.mark.parametrize(("ranks", "request_milli"), [(2, 500), (2, 250), (3, 150), (4, 125)])
 def test_ranks_on_one_gpu_get_their_due_and_cost_another_tenant_nothing(ranks: int, request_milli: int) -> None:
-    """In exclusive turns they would do a twentieth of their due steps: each rank would spin through its turn while it
-    waits for the other ranks."""
+    """If the ranks took turns on the GPU, each would spin through its turn while it waits for the others, and do a
+    twentieth of its due steps. So the ranks of a group co-run."""
     programs = [*on_one_gpu(training("a", request_milli, ranks=ranks))]
     free = 1000 - ranks * request_milli
     if free:
@@ -104,8 +108,8 @@ def test_ranks_on_one_gpu_get_their_due_and_cost_another_tenant_nothing(ranks: i
     other=st.sampled_from(["busy", "long"]),
 )
 def test_members_on_one_gpu_leave_another_tenant_its_request(kinds: list[str], tenths: int, other: str) -> None:
-    """The tolerance, over four seconds, is the bearable debt, a window and a turn. For services that join it is
-    larger."""
+    """Over four seconds the other tenant may miss its request by the tolerated debt, one window of measurement and one
+    turn. Next to services, which join while it runs, it may miss more."""
     made = {
         "busy": {"gpu_ns": 1 * MS},
         "long": {"gpu_ns": 20 * MS},
@@ -146,7 +150,7 @@ def test_a_group_costs_no_tenant_its_request_and_no_member_holds_up_the_others(
     tenants: list[tuple[str, str | None, int, int, str, int]],
 ) -> None:
     """Requests of a group's members may differ. Members pause, end in the middle of a step, or do not drain for
-    seconds. A busy tenant loses by this at most one member's use of group credit, once."""
+    seconds. By all this a busy tenant loses at most the credit that one member can take from the group, once."""
     requested: dict[str, int] = {}
     programs: list[tuple[Busy, str]] = []
     for i, (gpu, group, request, kernel_ns, life, at) in enumerate(tenants):
@@ -176,7 +180,9 @@ def test_a_group_costs_no_tenant_its_request_and_no_member_holds_up_the_others(
 @pytest.mark.promise("time-group-guarantee")
 @pytest.mark.parametrize("mate_milli", [100, 900])
 def test_a_best_effort_member_takes_nothing_from_the_request_of_others(mate_milli: int) -> None:
-    """A best-effort member has no guaranteed time, so it cannot use the turns of other members."""
+    """A best-effort member has no guaranteed time, so a turn of another member on another GPU must not give it a turn
+    before the victim.
+    """
     victim = Busy("victim", ("g0",), request=900, kernel_ns=2 * MS)
     programs = [
         Busy("m0", ("g0",), group="a", request=0, kernel_ns=5 * MS),
@@ -205,7 +211,9 @@ def test_limits_of_a_groups_members_stay_their_own(limits: tuple[int, int], requ
 @pytest.mark.parametrize("request_milli", [500, 700, 900])
 @pytest.mark.parametrize("kernel_ns", [1 * MS, 20 * MS])
 def test_members_whose_requests_differ_take_no_more_than_each_is_due(request_milli: int, kernel_ns: int) -> None:
-    """The group's credit belongs to the member with the large request."""
+    """The member with the large request earns most of the group's credit. The other member must not use that credit
+    beyond its own request.
+    """
     parts = (request_milli, 1000 - request_milli)
     members = [Busy(f"m{i}", (f"g{i}",), group="a", request=part, kernel_ns=kernel_ns) for i, part in enumerate(parts)]
     others = [Busy(f"c{i}", (f"g{i}",), request=1000 - part, kernel_ns=3 * MS) for i, part in enumerate(parts)]
@@ -242,7 +250,7 @@ trainings = st.tuples(
 def test_groups_that_pause_next_to_each_other_keep_the_invariants_on_gpus_that_are_shared_concurrently(
     gpus: int, groups: list[tuple[int, int, int, bool]], request: int
 ) -> None:
-    """A co-runner may become the lead by its group, on a GPU that is kept idle for another tenant."""
+    """When a group becomes the lead, a member may already co-run on a GPU that is kept idle for another tenant."""
     programs: list[Program] = []
     for i, (kernels, pause_ns, kernel_ns, collective) in enumerate(groups):
         ranks = [

@@ -55,7 +55,8 @@ def test_an_interactive_tenant_waits_for_the_kernel_that_runs(work: int, load: i
     simulation.run(END)
     first = next(n for n, at in enumerate(asking.granted) if at >= WARM_UP)
     assert len(asking.waits) > first + 100
-    # The holder keeps a least turn, at most one kernel continues after it, and there are two hand-offs.
+    # The wait is at most the holder's least turn, one kernel that outlasts it, and two hand-offs for the neighbour and
+    # the tenant.
     assert max(asking.waits[first:]) <= LEAST_TURN + max(kernels) * MS + 4 * HAND_OFF
     for each in busy:
         assert each.share(WARM_UP, END) >= each.request / 1000 * 0.97, "but for the time of hand-offs"
@@ -67,7 +68,7 @@ def test_an_interactive_tenant_waits_for_the_kernel_that_runs(work: int, load: i
 def test_an_interactive_tenant_that_is_always_busy_gets_its_request_and_no_more(
     work: int, kernel: int, others: int
 ) -> None:
-    """Early turns are only for tenants that wake with credit."""
+    """A tenant that is always busy never wakes, so it gets no early turns (turns before its time)."""
     asking = Program("service", request=300, interactive=True, kernel_ns=work * MS)
     busy = [Program(f"n{n}", request=700 // others, kernel_ns=kernel * MS) for n in range(others)]
     simulation = Simulation([asking, *busy], announces=True)
@@ -77,7 +78,9 @@ def test_an_interactive_tenant_that_is_always_busy_gets_its_request_and_no_more(
 
 
 def test_wakes_without_end_cost_the_neighbour_a_bounded_part() -> None:
-    """A tenant that wakes two thousand times a second gets at most 125 early turns a second."""
+    """A tenant that wakes about 2,000 times a second gets at most 125 early turns a second, so the neighbour loses only
+    their hand-offs.
+    """
     asking = service(1, 1, request=300)
     asking.kernel_ns = asking.burst_ns = 100 * US
     asking.pauses = lambda: 400 * US
@@ -109,8 +112,8 @@ def test_two_interactive_tenants_share_as_they_asked() -> None:
 def test_among_many_interactive_tenants_one_that_is_owed_time_waits_for_the_target_latency(
     count: int, request_milli: int
 ) -> None:
-    """The tenants repeat forty steps and a second of sleep in which they save credit. All of them hurry, and some wake
-    more often than early turns are granted."""
+    """The tenants repeat forty steps and a second of sleep in which they save credit. All of them are interactive and
+    so ask for early turns, some more often than early turns are granted."""
     many = [
         Program(
             f"i{i}",
@@ -132,7 +135,9 @@ def test_among_many_interactive_tenants_one_that_is_owed_time_waits_for_the_targ
 @pytest.mark.promise("time-interactive")
 @pytest.mark.parametrize(("work", "pause"), [(3, 4), (10, 5)])
 def test_an_interactive_tenant_waits_for_no_members_of_groups_that_join_each_other(work: int, pause: int) -> None:
-    """A member of a group that wakes while other members run precedes all tenants except tenants that hurry."""
+    """A member that wakes while other members of its group run joins them at once, before all tenants except
+    interactive tenants that wake with credit.
+    """
     asking = service(1, 20, request=100)
     members = [
         Program(

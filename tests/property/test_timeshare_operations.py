@@ -37,7 +37,9 @@ class Books:
         self.holds: dict[str, int] = {}
         self.displaced: set[str] = set()
         self.ending: set[str] = set()
-        """Holders that have announced the end of their work, so that other tenants may hold their GPUs already."""
+        """Holders that have announced the end of their work. The scheduler may already have granted their GPUs to other
+        tenants.
+        """
         self.charged = dict.fromkeys(GPUS, 0)
         self.opened: dict[str, int] = {}
 
@@ -76,7 +78,7 @@ class Books:
         self.ending.discard(name)
 
     def check_gpu_time(self) -> None:
-        """Check that the uses of a GPU's time add up to all of its time."""
+        """Check that the amounts in each GPU's time account add up to the time since its first tenant."""
         used = {gpu for gpus in self.gpus.values() for gpu in gpus}
         self.opened = {gpu: self.opened[gpu] for gpu in used if gpu in self.opened}
         for gpu in GPUS:

@@ -25,7 +25,9 @@ class Life:
         self.now = 1
         self.gpus: dict[str, tuple[str, ...]] = {}
         self.holds: dict[str, int] = {}
-        """Ids of the present grants, as the second scheduler numbers them."""
+        """For each tenant that holds: the id of its grant in the scheduler with prepared hand-offs, whose ids differ
+        from the other's.
+        """
         self.prepared: list[PreparedHandOff] = []
         self.compared = 0
         gangs = self.random.random() < 0.2
@@ -57,8 +59,8 @@ class Life:
         )
 
     def tick(self, handed_off: PreparedHandOff | None = None) -> None:
-        """Apply due changes under both schedulers. Their results must be equal, except for ids and for a grant that one
-        has made earlier."""
+        """Apply due changes under both schedulers. Their actions must be equal, except for ids, and for a grant that
+        the second has already made by the hand-off `handed_off`."""
         seen: list[list[Action]] = []
         for scheduler in self.schedulers:
             actions = scheduler.tick(self.now)
@@ -79,7 +81,8 @@ class Life:
             done = {each.gpu for each in self.prepared}
             for gpu in GPUS:
                 if gpu not in done:
-                    self.plain.prepare(self.now, gpu)  # this settles accounts, as any reading of them does
+                    # Prepare also settles accounts, so both schedulers settle them at the same moments
+                    self.plain.prepare(self.now, gpu)
                     self.prepared += self.ahead.prepare(self.now, gpu)
         if self.prepared and self.random.random() < 0.4:
             self.drain_at_an_edge(self.random.choice(self.prepared))
@@ -189,7 +192,7 @@ def test_turns_that_outlast_the_target_latency_are_prepared_by_what_is_owed() ->
     for name, request in (("holder", 0), ("more", 100), ("less", 100)):
         scheduler.set_tenant(1, name, GPUS[:1], request_milli=request, limit_milli=1000)
         scheduler.set_connected(1, name, connected=True)
-        # as if the tenant had once held for this long beyond its turn
+        # the tenant seems to have held for 400 ms beyond a turn once
         scheduler._tenants[name].habits.overran(400 * MS)
     scheduler.want(1, "holder")
     assert [action.tenant for action in scheduler.tick(1)] == ["holder"]

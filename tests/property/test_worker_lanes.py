@@ -16,7 +16,7 @@ HANGS_S = 5.0
 
 _steps = st.lists(
     st.tuples(st.sampled_from(OWNERS), st.floats(0, 2), st.floats(0, 20)), max_size=200
-)  # Owner whose work wants to begin, seconds since the step before, and seconds that the work takes.
+)  # Steps: the owner whose work becomes due, seconds since the step before, and seconds that the work takes.
 
 
 @given(st.integers(1, 12), _steps)

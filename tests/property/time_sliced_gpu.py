@@ -74,24 +74,24 @@ class Program:
     queue: deque[int] = field(default_factory=deque)
     """GPU time that each kernel still takes."""
     steps_met: int = 0
-    """Number of collectives that it has begun."""
+    """Number of collectives that the program has begun."""
     launched: int = 0
     finished: int = 0
     gpu_used_ns: int = 0
     granted: TokenGrant | None = None
-    """Grant under which its gate is open."""
+    """Grant under which the program's gate is open."""
     closes_at: int | None = None
     draining_id: int | None = None
     drained_id: int | None = None
     asked: bool = False
     held_back: bool = False
-    """True if its host waits at the gate with a launch."""
+    """True if the program's host waits at the gate with a launch."""
     waits_for: int | None = None
-    """Number of finished kernels that its host waits for."""
+    """Number of finished kernels that the program's host waits for."""
     samples: int = 0
     in_flight: int = 0
     open_ns: int = 0
-    """Time for which its gate was open or its work unfinished, until `opened_at`."""
+    """Time in ns, up to `opened_at`, for which the program's gate was open or its work unfinished."""
     opened_at: int | None = None
     latencies: list[int] = field(default_factory=list)
     step_begins: int = 0
@@ -175,7 +175,9 @@ class TimeSlicedGpu:
             self._stop_at(device, min(device.stop_moment, device.slice_since + slices * SLICE_NS))
 
     def _neighbours(self, program: Program) -> list[Program]:
-        """Return the programs of its GPU in the order of their slices, this program last."""
+        """Return all programs of the program's GPU in the order of their time slices, beginning with the next one; the
+        program itself is last.
+        """
         order = [other for other in self.programs.values() if other.gpu == program.gpu]
         if program in order:
             place = order.index(program)
@@ -196,7 +198,7 @@ class TimeSlicedGpu:
         self._stop_at(device, end)
 
     def _comes(self, program: Program) -> None:
-        """Let a rank begin its collective. With the last rank, the collective begins to run."""
+        """Let a rank begin its collective. When the last rank begins, the collective runs on all ranks' GPUs."""
         program.steps_met += 1
         program.queue[0] -= 1
         if any(rank.steps_met < program.steps_met for rank in program.ranks):

@@ -14,10 +14,10 @@ WARM_UP = 20 * S
 SOME = settings(
     max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
 )
-"""Settings of short plays."""
+"""Settings of properties whose simulations are short."""
 
 FEW = settings(SOME, max_examples=12)
-"""Settings of long plays."""
+"""Settings of properties whose simulations are long."""
 
 
 def parts(whole: int, most: int) -> st.SearchStrategy[list[int]]:

@@ -53,15 +53,17 @@ class Program:
     pauses: Callable[[], int] | None = None
     """Returns the length of the next pause. None: always `pause_ns`."""
     look_ns: int = 0
-    """Time after its last kernel for which it still holds, until its hook finds that it has no more work."""
+    """Time in ns after its last kernel until its hook finds that the program has no more work. It still holds in this
+    time.
+    """
     prompt_look_ns: int = 0
-    """Time after its last kernel for which it still holds under a grant with `prompt`."""
+    """The same as `look_ns`, under a grant with `prompt`."""
     looks_ns: int = 0
-    """Time after its last kernel for which it still holds in the present hold."""
+    """The value of the two above that applies to the present hold; 0 if the hold ends with the quantum."""
     graphs: bool = False
     """True if each kernel is a graph whose length the hook has learned."""
     busy_from_ns: int | None = None
-    """Moment from which it always has work. None: never."""
+    """Moment from which it works without pauses. None: never."""
     hang_at_ns: int | None = None
     """Moment of a hang: at the first grant after it the program does not drain until `hang_until_ns`. None: it does not
     hang."""
@@ -80,11 +82,13 @@ class Program:
     spans: list[tuple[int, int]] = field(default_factory=list)
     waits: list[int] = field(default_factory=list)
     owed: list[int] = field(default_factory=list)
-    """For each grant after a wait: the time for which it had waited and was owed time, before any cancellation."""
+    """For each grant after a wait: the part of that wait in ns during which the program was owed time, before common
+    credit was cancelled.
+    """
     lag_at_want_ns: int = 0
     """Lag when it began to wait, in ns: the time that it was owed."""
     granted: list[int] = field(default_factory=list)
-    """Moments of these grants."""
+    """Moments of the grants in `owed`."""
     wanted_at: int | None = None
     announced: bool = False
     """True if its gate has closed and it has announced the end of its last work."""
@@ -117,18 +121,18 @@ class Simulation:
         self._is_core = isinstance(self.scheduler, Scheduler)
         self.programs = {program.id: program for program in programs}
         self.hand_off_ns = hand_off_ns
-        """Nanoseconds by which a hold lasts longer than its kernels."""
+        """Nanoseconds by which a hold outlasts its kernels, as the cost of a hand-off."""
         self.gap_ns = gap_ns
         """Nanoseconds from a drain until the next grant takes effect."""
         self.announces = announces
         """True if programs, when their gate closes, announce how long their last work will take."""
         self.guess = guess
-        """Error of the announcements."""
+        """Factor of the announced time to the true time."""
         self.now = 0
         self.preempted: set[str] = set()
         self.renewals = 0
         self.busy_until: dict[str, int] = {}
-        """For each GPU: end of the last work of tenants whose gates have closed."""
+        """For each GPU: end of the last work among tenants whose gates have closed."""
         self.preemptions_seen = 0
         self.stalls: list[tuple[int, int]] = []
         """(start, end) of each stall of the agent. Reports of programs wait for the end of a stall."""
@@ -258,8 +262,8 @@ class Simulation:
             self._end(program, begin + program.work_ns)
 
     def _end(self, program: Program, close: int) -> None:
-        """Close the gate at `close`. The kernel that then runs ends, and the hold with it. A graph is begun only if it
-        will have ended by then, or is the first."""
+        """Close the gate at `close`. A kernel that runs at that time still ends, and the hold with it. With `graphs`,
+        the program begins only graphs that end by `close`, and at least one."""
         run = close - program.granted_at
         kernels = max(1, run // program.kernel_ns if program.graphs else -(-run // program.kernel_ns))
         looks = 0
@@ -331,7 +335,7 @@ class Simulation:
 
 
 def held_grant_id(scheduler: Scheduler, tenant_id: str) -> int | None:
-    """Return the id of the grant that the tenant has not drained; None if there is none."""
+    """Return the id of the tenant's grant that is not drained yet; None if there is none."""
     hold = scheduler._tenants[tenant_id].hold
     return None if hold is None else hold.grant_id
 

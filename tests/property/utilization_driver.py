@@ -14,13 +14,15 @@ from sharepod.agent.findings.rules import FindingRules, FindingThresholds
 from sharepod.agent.findings.surcharge import SurchargeMeter, irregular
 
 Busy = Callable[[float, float], float]
-"""Takes begin and end of a time in seconds; returns the seconds in which kernels of a tenant ran."""
+"""Function of begin and end of an interval in seconds. Returns the seconds of the interval in which kernels of a tenant
+ran.
+"""
 GPU = "g0"
 
 
 @dataclass
 class Driver:
-    """Driver whose samples are `sample_s` long. They end at `phase` and every `sample_s` after it."""
+    """Driver whose samples are `sample_s` long. The first sample ends at `phase`, each next one `sample_s` later."""
 
     sample_s: float
     phase: float
@@ -31,7 +33,7 @@ class Driver:
     delay_s: float
     """Longest time in seconds from a reading until the agent evaluates it."""
     offset_s: float
-    """Seconds by which its time stamps are later than the ends of the samples."""
+    """Seconds by which the driver's time stamps are later than the ends of the samples."""
     draw: random.Random
 
     def samples(self, busy: Busy, since: float, now: float) -> list[UtilizationSample]:
@@ -60,7 +62,7 @@ class Watched:
     since: float = 0.0
     busy_s: float = 0.0
     found_at: float | None = None
-    """Seconds after which the finding was present. None: it never was."""
+    """Time in seconds at which the finding began. None: it never began."""
     surcharged_s: float = 0.0
     repeated: list[UtilizationSample] = field(default_factory=list)
 
