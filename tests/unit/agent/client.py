@@ -79,7 +79,7 @@ async def tenants_with(settings: AgentSettings, rows: Sequence[Tenant]) -> Async
 
 
 def view_of(tenants: TenantRegistry, tenant_id: str) -> TenantView:
-    """Return the view of one tenant that readers get."""
+    """Return the view (`TenantView`) of one tenant, as metrics and HTTP read it."""
     return next(view for view in tenants.views() if view.row.id == tenant_id)
 
 
@@ -89,7 +89,7 @@ def memory_used(tenants: TenantRegistry, tenant_id: str) -> Mapping[str, int]:
 
 
 def served_in(tenants: TenantRegistry) -> list[ServedTenant]:
-    """Return the runtimes of the tenants that are being served."""
+    """Return the objects (`ServedTenant`) of all tenants that the registry serves."""
     return [entry.serving for entry in tenants._entries.values() if entry.serving is not None]
 
 
@@ -164,7 +164,9 @@ class Client:
         return frame
 
     async def granted_again(self, ended: int) -> protocol.Grant:
-        """Return the next grant. A REVOKE of an ended grant may precede it: the agent sent it before it saw the end."""
+        """Return the next grant. A REVOKE of the grant `ended` may come before it: the agent sent that REVOKE before it
+        had read the client's DRAINED.
+        """
         while (frame := await self.receive()) == protocol.Revoke(ended):
             pass
         assert isinstance(frame, protocol.Grant), f"{frame} came, not Grant"

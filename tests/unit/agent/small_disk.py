@@ -14,7 +14,7 @@ _PIECE = b"x" * 4096
 
 
 class SmallDisk:
-    """Disk mounted at `path`."""
+    """Small tmpfs mounted at `path`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

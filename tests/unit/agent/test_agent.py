@@ -31,7 +31,7 @@ async def test_no_process_is_a_strangers_before_the_ledger_is_known(directory: P
 
 @pytest.mark.promise("node-release-soon")
 async def test_a_release_waits_for_no_usual_reading(directory: Path) -> None:
-    """The next reading at the usual interval would follow only a minute later."""
+    """Here readings are a minute apart. The release must take an additional one."""
     left: dict[str, str] = {"a": "its volume is published"}
 
     async with started(directory, inventory_interval_s=60) as agent:
@@ -82,7 +82,7 @@ async def test_facts_report_changes_and_not_usage(directory: Path) -> None:
         await asyncio.wait_for(agent.changed.wait(), 5)
         assert [status.connected for status in agent.facts().tenants] == [True]
         async with asyncio.timeout(10):
-            while agent.changed.is_set():  # the process may have been seen before its HELLO
+            while agent.changed.is_set():  # a reading may find the process before its HELLO, which is another change
                 agent.changed.clear()
                 await asyncio.sleep(4 * settings.inventory_interval_s)
         await client.reserve(1 * GI)

@@ -28,7 +28,7 @@ def kept(directory: Path) -> KeptConsumption:
 
 
 def counted(directory: Path) -> bool:
-    """Return whether an agent has counted every tenant and GPU."""
+    """Return whether the state file shows counts of every tenant and GPU."""
     found = read_consumption(FolderFiles(directory / "state"))
     return found is not None and len(found.tenants) == len(ROWS) and bool(found.series) and len(found.gpus) == 2
 

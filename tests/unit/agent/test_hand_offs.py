@@ -40,7 +40,9 @@ class Pair:
 
 @dataclass
 class World:
-    """Selector that waits for the holders of two GPUs. The next hand-off of each is prepared."""
+    """Selector that waits for frames of two GPUs' holders, with hand-offs that a test prepares. `pairs`: holder and
+    successor of GPU 0, then of GPU 1.
+    """
 
     selector: OnTimeSelector
     pairs: list[Pair]
@@ -52,7 +54,9 @@ class World:
         self.calls.append(f"made {made.place}")
 
     def put(self, place: int = 0, since: int = 0, until: int = 2**62, *, wants_not: bool = True) -> None:
-        """Prepare the hand-off from one pair to the next, for a holder that drains grant 7."""
+        """Prepare the hand-off of GPU `place` from its holder, which drains grant 7, to its successor. It is valid from
+        `since` to `until` (ns). `wants_not`: also if the holder does not want more time.
+        """
         holder, successor = self.pairs[2 * place : 2 * place + 2]
         orders = [Order(successor.ours.fileno(), packet, since, until) for packet in (GRANT, OTHER)]
         self.hand_offs.put(place, holder.ours.fileno(), 7, (orders[0], orders[1] if wants_not else None))
@@ -184,7 +188,7 @@ def test_where_the_grant_cannot_be_sent_nothing_was_handed_on(world: World, full
 
 
 def test_python_is_told_of_several_in_the_order_in_which_they_drained(world: World) -> None:
-    """If a hand-off is carried out while Python handles an earlier one, it is reported after that."""
+    """A hand-off that is carried out while Python handles the report of an earlier one must be reported after it."""
     for place in (0, 1):
         world.put(place)
     world.pairs[2].sends(protocol.Drained(7))
@@ -212,7 +216,9 @@ def test_a_wait_does_not_begin_while_a_hand_off_is_to_be_reported(world: World) 
 
 @pytest.mark.parametrize("timeout", [None, 5.0, 0.01])
 def test_after_a_hand_off_the_wait_goes_on_until_a_timer_ends_it(world: World, timeout: float | None) -> None:
-    """Without a timer the wait would continue for a whole millisecond."""
+    """After a hand-off, the wait must end soon so that Python can take the report. A timeout of the wait alone has a
+    resolution of 1 ms, so a timer in ns ends it.
+    """
     world.put()
     world.pairs[0].sends(protocol.Drained(7))
     assert world.selector.select(timeout) == []

@@ -27,7 +27,9 @@ NO_TIMER = 1 << 20
 
 
 class Kernel:
-    """C library in which calls about timers can fail."""
+    """Double of the C library's timer functions: calls fail by the fixture's parameter, and times that are set are
+    recorded.
+    """
 
     def __init__(self, libc: object, wait: Callable[..., int], refuses: str) -> None:
         self._libc = libc
@@ -60,7 +62,7 @@ def selector(kernel: Kernel) -> Iterator[OnTimeSelector]:
 
 
 def test_a_wait_ends_no_sooner_than_it_was_set_for(selector: OnTimeSelector) -> None:
-    """The wait is repeated many times, also when the timer's descriptor was reported before."""
+    """Waits of different lengths follow each other, so the timer's descriptor of an earlier wait may still be ready."""
     for timeout in (0.0004, 0.0001, 0.0021, 0.03):
         begun = time.monotonic()
         assert selector.select(timeout) == []
@@ -102,7 +104,7 @@ def test_the_loop_calls_timers_in_the_order_in_which_they_are_due_and_leaves_no_
         await done.wait()
         return called
 
-    gc.collect()  # otherwise garbage of earlier tests would close its descriptors during the test
+    gc.collect()  # close descriptors of earlier tests now, not while this test counts descriptors
     before = len(list(OPEN.iterdir()))
     assert on_time.run(main()) == [1, 2, 4, 30]
     assert len(list(OPEN.iterdir())) == before
@@ -120,7 +122,7 @@ class Pulse(ctypes.Structure):
 
 
 class Living:
-    """Process that gives signs of life until it is stopped."""
+    """Thread in place of a process: it writes signs of life into a pulse page every 0.3 ms, until it is stopped."""
 
     made: ClassVar[list[Living]] = []
     """Processes of the present test."""
@@ -141,7 +143,7 @@ class Living:
             self.written.beat_at = now + self.ahead_ns
 
     def starved(self) -> bool:
-        """Return whether it lived without a processor for so long that it was silent."""
+        """Return whether a busy machine delayed the thread for so long that it really was silent."""
         gap_ns = self._longest_gap_ns
         if not self._stopped.is_set():
             gap_ns = max(gap_ns, time.monotonic_ns() + self.ahead_ns - self.written.beat_at)
@@ -185,7 +187,7 @@ def named(*tenants: list[Beat]) -> dict[str, list[Beat]]:
 
 
 async def silence(tenants: dict[str, list[Beat]]) -> tuple[int, int]:
-    """Watch until a tenant is silent. Return (moment at which that check was due, present moment)."""
+    """Watch until a tenant is found silent. Return (moment at which that check was due, present moment)."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, OnTimeLoop)
     over: asyncio.Future[int] = loop.create_future()
@@ -411,7 +413,7 @@ def test_an_alarm_and_a_look_come_although_some_descriptor_is_always_ready() -> 
         assert isinstance(loop, OnTimeLoop)
         reading, writing = os.pipe()
         os.write(writing, b"x")
-        loop.add_reader(reading, lambda: None)  # never read
+        loop.add_reader(reading, lambda: None)  # always ready, because its bytes are never read
         rang: asyncio.Future[None] = loop.create_future()
         assert loop.alarm.claim(lambda: rang.set_result(None))
         loop.alarm.set(time.monotonic_ns() + 5_000_000)

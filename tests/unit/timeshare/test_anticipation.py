@@ -68,7 +68,7 @@ class Pair:
         return self.holder
 
     def drained(self, name: str, *, wanting: bool) -> None:
-        """End the hold."""
+        """Let a tenant drain. `wanting`: it wants the token again."""
         self.holder = None
         self.scheduler.drained(self.now, name, wanting=wanting)
 
@@ -134,7 +134,9 @@ def test_a_tenant_that_changes_while_it_is_waited_for_leaves_no_gpu_idle(what: s
 
 
 def test_a_tenant_that_was_preempted_is_known_to_outstay_its_turns() -> None:
-    """Its hold may never end, because it may launch its next kernel before it has drained."""
+    """`slow` was preempted, so how long it outstays its turns is not known: it may launch again before it has drained.
+    The scheduler must keep the GPU idle for the sleeper rather than grant `slow` a turn.
+    """
     pair = Pair(preempted=True)
     assert pair.granted() is None
     pair.wait(5)

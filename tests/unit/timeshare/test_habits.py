@@ -45,7 +45,9 @@ def test_long_pauses_are_waited_through_only_for_as_much_delay() -> None:
 
 
 def test_the_tail_of_long_pauses_is_not_waited_for_beyond_what_is_gained() -> None:
-    """Half of the pauses are short. The other half are so long that no window contains them."""
+    """Half of the pauses are short. The other half are longer than any window, so waiting for them never gains
+    anything.
+    """
     assert 5 <= window_ms(habits([5, 500] * 60, 10), 100) < 10, "four times that would idle for 5 and 23 ms by turns"
     assert window_ms(habits([5] * 120, 10), 100) > 20
 

@@ -10,7 +10,7 @@ from sharepod.timeshare.tenant import TokenTenant
 
 
 class Counted(dict[str, Sequence[TokenTenant]]):
-    """Tenants by GPU. It counts how often the tenants of each GPU are read."""
+    """Dictionary of the tenants of each GPU that counts how often each entry is read."""
 
     reads = 0
 

@@ -33,7 +33,7 @@ def measured(in_flight: float, launches_per_s: int) -> Progress:
 def window(
     progress: Progress, ms: int, in_flight: float, launches: int, others: float = 0.5, request: int = 300
 ) -> float:
-    """Return the loss in a window in which other tenants held too."""
+    """Let other tenants hold too for `ms`. Return the tenant's loss in that window, as a part of its work alone."""
     counted(progress, ms, in_flight, launches)
     progress.shared(ms * MS, progress.span())
     return progress.judge(2000 * MS, others, request)
@@ -60,7 +60,9 @@ def test_a_tenant_that_launches_much_faster_than_alone_is_in_another_phase_and_i
 
 
 def test_a_probe_that_finds_a_faster_tenant_returns_the_loss_that_was_not_seen() -> None:
-    """The tenant has become busy. Next to others it launched as fast as it did alone before."""
+    """The tenant has become busier. Next to others it launches as fast as it did alone before, so its counters show no
+    loss. Only a probe (time alone) shows how fast it would be now.
+    """
     progress = measured(0.5, 2000)
     for _ in range(8):
         window(progress, 25, 0.7, 50)
@@ -99,7 +101,9 @@ def test_a_turn_that_is_too_short_is_no_measure_unless_there_is_none() -> None:
 
 
 def test_the_launches_of_a_program_that_waits_for_each_kernel_show_more_loss_than_slices_take() -> None:
-    """The program leaves the rest of each time slice unused, and waits for a slice of the other program each time."""
+    """After each kernel the program leaves the rest of its time slice unused, and then waits for a slice of the other
+    program. So it loses more than half.
+    """
     assert window(measured(0.5, 25_000), 25, 0.98, 25) == pytest.approx(0.95, abs=0.03)
 
 

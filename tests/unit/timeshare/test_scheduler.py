@@ -463,7 +463,7 @@ def test_a_preempted_holder_that_wants_more_gets_what_is_idle(limit: int) -> Non
     scheduler.want(now, "a")
     assert scheduler.tick(now) == []
     scheduler.drained(now + 5 * S, "b", wanting=False)
-    now += 5 * S if limit == 1000 else 11 * S  # for this time its debt counts against its ceiling
+    now += 5 * S if limit == 1000 else 11 * S  # so long its debt keeps it above its ceiling
     assert granted(scheduler, now).tenant == "a"
     assert not scheduler.displaced("a")
     scheduler.want(now + 1 * MS, "b")
@@ -487,7 +487,9 @@ def test_a_preempted_tenant_that_wants_more_is_not_starved_by_busy_neighbours() 
 
 
 def test_a_holder_whose_gate_is_closed_is_told_no_new_terms_when_another_tenant_connects() -> None:
-    """A hook could mistake new terms for a renewal, after other tenants were granted."""
+    """New terms could arrive after the holder has drained and other tenants were granted. The hook could then take them
+    for a renewal.
+    """
     scheduler = scheduler_with(("a", 500, 1000), ("b", 500, 1000))
     scheduler.want(1, "a")
     granted(scheduler, 1)
@@ -497,7 +499,9 @@ def test_a_holder_whose_gate_is_closed_is_told_no_new_terms_when_another_tenant_
 
 
 def test_a_turn_that_ends_for_a_gang_has_ended_when_the_actions_are_known() -> None:
-    """At the moment of the tick nothing may be due any more. Otherwise the caller's timer fires again at once."""
+    """tick() must carry out everything that is due at its moment, also the end of a turn that it shortens for a gang.
+    Otherwise the caller's timer fires again at once.
+    """
     scheduler = scheduler_with(("single", 300, 1000))
     scheduler.set_tenant(0, "other", ("g1",), request_milli=300, limit_milli=1000)
     for name in ("single", "other"):
@@ -509,7 +513,7 @@ def test_a_turn_that_ends_for_a_gang_has_ended_when_the_actions_are_known() -> N
     scheduler.tick(2 * S)
     scheduler.want(2 * S, "gang")
     scheduler.tick(2 * S)
-    now = 2 * S + 30 * MS  # by now the gang has some credit, and one of its GPUs is free
+    now = 2 * S + 30 * MS  # by now the gang has some credit, and the drain below frees one of its GPUs
     scheduler.drained(now, "single", wanting=False)
     actions = scheduler.tick(now)
     assert [action.tenant for action in actions if isinstance(action, TokenRevocation)] == ["other"]
@@ -561,7 +565,9 @@ def test_of_interactive_tenants_that_wake_the_first_to_wake_goes_first() -> None
 
 @pytest.mark.promise("time-surcharged-turns")
 def test_a_tenant_that_was_surcharged_takes_exclusive_turns_for_a_minute() -> None:
-    """NVML reported more busy time of its kernels than its hooks did, so its counters are not trusted."""
+    """A surcharge means that NVML reports more busy time than the tenant's hooks do. So the scheduler does not trust
+    the hooks' counters, by which co-running is measured.
+    """
     scheduler = Scheduler(Parameters(sharing=Sharing.CONCURRENT))
 
     def concurrent_at(now: int) -> bool:

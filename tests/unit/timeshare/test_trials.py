@@ -18,7 +18,7 @@ def tenant(name: str) -> TokenTenant:
 
 
 def worked(each: TokenTenant, launches: int, held_ns: int, *, together: bool = False) -> None:
-    """Let a tenant hold for a time, and launch."""
+    """Let a tenant hold for `held_ns` and make `launches`. `together`: while another tenant holds too."""
     each.progress.launches += launches
     each.account.held_ns += held_ns
     if together:
@@ -28,8 +28,8 @@ def worked(each: TokenTenant, launches: int, held_ns: int, *, together: bool = F
 
 
 def tried(launches: int) -> tuple[Trials, list[TokenTenant]]:
-    """Return a trial after a second of turns. Each of the two tenants held for half of it, and made this number of
-    launches."""
+    """Return a trial that begins after one second of turns, in which each of two tenants held for 0.5 s and made
+    `launches` launches."""
     pair, trials = [tenant("a"), tenant("b")], Trials()
     trials.turns(0, pair)
     for each in pair:

@@ -25,7 +25,9 @@ def granted(scheduler: Scheduler, now: int) -> TokenGrant:
 
 
 def shares(scheduler: Scheduler, now: int, holder: str) -> dict[str, float]:
-    """Return the shares of the next ten seconds. All tenants that hold or wait are busy, and drain every 50 ms."""
+    """Return each tenant's share of the next ten seconds, by name. The holder drains every 50 ms and wants the token
+    again.
+    """
     turns = Counter[str]()
     for _ in range(200):
         turns[holder] += 1
@@ -115,7 +117,9 @@ def test_a_tenant_that_drained_after_its_rescue_waits_no_longer_for_the_next() -
 @pytest.mark.promise("time-overdue-again", "time-debt")
 @pytest.mark.parametrize("drains_s", [5, 12])
 def test_a_tenant_that_waited_while_it_was_overdue_pays_what_it_owes_once_it_has_drained(drains_s: int) -> None:
-    """In the twelfth second it has waited for so long that it would be next if it could not drain."""
+    """A preempted tenant that cannot drain gets a turn after long waiting, in spite of its debt. `long` drains before
+    that (after 5 s, or just before that turn at 12 s), so it must pay its debt first.
+    """
     scheduler = scheduler_with(long=50, busy=900)
     scheduler.want(1, "long")
     assert granted(scheduler, 1).tenant == "long"

@@ -1,5 +1,5 @@
-"""Privileged process and worker as two ends in one process: each receives the other's rows and facts, and a new
-worker receives all of them."""
+"""Privileged process and worker, both played in the test process: the worker receives the ledger's rows, the privileged
+process the worker's facts, and a new worker receives everything."""
 
 from __future__ import annotations
 

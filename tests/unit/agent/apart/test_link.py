@@ -94,8 +94,8 @@ def _file(descriptor: int) -> tuple[int, int]:
 
 
 def _descriptors(*files: tuple[int, int]) -> int:
-    """Return how many of this process's descriptors refer to these files. Other descriptors may be opened or closed by
-    leftovers of earlier tests."""
+    """Return how many of this process's descriptors refer to these files. Leftovers of earlier tests may open or close
+    other descriptors, so a count of all would be wrong."""
     count = 0
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
         with contextlib.suppress(OSError):
@@ -342,7 +342,9 @@ async def test_answers_that_are_not_read_are_bounded_by_their_bytes_too() -> Non
 
 
 class Short:
-    """Socket of a node whose kernel has no room for the first packets."""
+    """Socket whose first packets the operating system refuses, because the node has no descriptors, memory or watches
+    left.
+    """
 
     def __init__(self, sock: socket.socket, errors: Sequence[int]) -> None:
         self.left = list(errors)

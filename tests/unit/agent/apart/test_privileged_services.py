@@ -59,7 +59,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 
 async def _listening(world: World, tenant_id: str) -> int:
-    """Let a tenant's files be opened. Return the descriptor of its listening socket."""
+    """Let the privileged process open a tenant's files. Return the descriptor of the tenant's listening socket."""
     _made, (handover, listener) = await world.ask(calls.PRIVILEGED_OPEN, (calls.FilesAsked(tenant_id, 8),))
     os.close(handover)
     return listener
@@ -278,7 +278,7 @@ async def test_a_process_that_has_a_pid_after_the_one_that_connected_is_not_ende
 
 
 class _NobodyLeft:
-    """Connection of an exited process, on a kernel that reports the exit."""
+    """Connection whose peer has exited, on a version of Linux that reports this (ESRCH)."""
 
     def getsockopt(self, _level: int, _option: int, size: int | None = None) -> bytes:
         if size is None:

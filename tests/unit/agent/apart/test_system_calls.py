@@ -1,4 +1,4 @@
-"""The filter of system calls of the process without rights, evaluated as the kernel does."""
+"""The filter of system calls of the process without rights, evaluated as Linux evaluates it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ _HEADER = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
 
 
 def verdict(machine: str, number: int, *arguments: int, architecture: int | None = None) -> int:
-    """Return the filter's result for a call. An interpreter evaluates the instructions that the filter uses."""
+    """Return the filter's result for a system call. The function interprets the filter's BPF instructions, as far as
+    the filter uses them.
+    """
     words = {0: number, 4: _ARCHITECTURE[machine] if architecture is None else architecture}
     for index, argument in enumerate(arguments):
         words[16 + 8 * index] = argument & 0xFFFFFFFF

@@ -199,7 +199,7 @@ async def test_a_worker_that_is_killed_loses_neither_memory_nor_an_attempt_to_co
         for times in range(2, 4):
             os.kill(parts(program)["worker"], signal.SIGKILL)
             waiting = await asyncio.wait_for(Client.connect(tenant_directory(directory, "a")), 20)
-            waiting.close()  # the connection ends before the process has declared that it holds no memory
+            waiting.close()  # the connection ends before its process has reported that it holds no memory
             taken = await program.logged("taken over from the earlier agent", times=times - 1)
             assert taken["processes"] == 1
             _status_code, metrics = await program.get("/metrics", times=times)
@@ -222,7 +222,7 @@ async def test_a_privileged_process_that_is_killed_interrupts_nothing_that_tenan
             newcomer.close()
             await program.logged("this agent serves", times=times)
         assert len([line for line in program.log if line["event"] == "tenant is served"]) == 1
-        # after this, the new privileged process has read the tenants
+        # a new tenant is served: so the new privileged process has read the tenants file
         write_tenants(directory, [row("a", 400, 700), row("b", 100)])
         await program.logged("tenant is served", lambda line: line["tenant"] == "b")
         (await Client.connect(tenant_directory(directory, "b"))).close()
@@ -277,15 +277,15 @@ async def test_an_agent_killed_on_a_read_only_disk_serves_its_tenants_and_knows_
 
 
 async def kill_both(program: Program, *, served: int) -> None:
-    """Kill privileged process and worker. Return once a tenant was served for the `served`th time."""
+    """Kill privileged process and worker. Return once the log contains `served` starts of serving a tenant."""
     for pid in parts(program).values():
         os.kill(pid, signal.SIGKILL)
     await program.logged("tenant is served", times=served)
 
 
 def _refuses(directory: Path) -> bool:
-    """Return whether a connection to the tenant's socket is refused. This shows that the supervisor has closed its
-    copy, too."""
+    """Return whether a connection to the tenant's socket is refused. It is refused only after the supervisor, too, has
+    closed its copy of the socket."""
     folder = os.open(directory, os.O_PATH)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as sock:

@@ -76,8 +76,8 @@ async def two(directory: Path) -> AsyncIterator[tuple[Program, Program]]:
 
 
 def identity(directory: Path) -> tuple[int, int]:
-    """Return an identity of the tenant's socket that differs from that of any other socket. A descriptor number would
-    not, because the kernel reuses it at once."""
+    """Return an identity of the tenant's socket that differs from that of any other socket. The inode number alone
+    would not, because a filesystem reuses it at once."""
     status = (directory / "agent.sock").stat()
     return status.st_ino, status.st_ctime_ns
 
@@ -103,10 +103,11 @@ async def test_at_an_upgrade_no_attempt_to_connect_fails(directory: Path) -> Non
             newcomer = await Client.connect(each)
             await newcomer.granted()
             newcomer.close()
-        # The inherited sockets must outlive both processes of the agent that inherited them.
+        # The sockets that the second agent inherited must outlive a kill of each of its processes.
         async with calling(a, b) as caller:
             for part in ("worker", "privileged"):
-                await until(lambda: len(parts(second)) == 2)  # a new worker is recognised only once it is confined
+                # Parts() finds a new worker only after it has given up its rights
+                await until(lambda: len(parts(second)) == 2)
                 os.kill(parts(second)[part], signal.SIGKILL)
                 await second.logged(f"the {part} was killed")
             newcomer = await Client.connect(a)
@@ -119,7 +120,9 @@ async def test_at_an_upgrade_no_attempt_to_connect_fails(directory: Path) -> Non
 
 @pytest.mark.promise("install-no-gap")
 async def test_a_killed_privileged_process_keeps_its_turn_and_passes_on_all_sockets(directory: Path) -> None:
-    """The worker of the killed process still serves, so the standby must not serve yet."""
+    """The worker of the first agent still serves after its privileged process was killed, so the standby must not serve
+    yet.
+    """
     a, b = (tenant_directory(directory, name) for name in "ab")
     async with two(directory) as (first, second):
         before = [identity(a), identity(b)]

@@ -30,8 +30,8 @@ async def turns() -> None:
 
 
 class Slices:
-    """API server with ResourceSlices, which returns amounts in a form of its own. `gate`: True if DRAConsumableCapacity
-    is on."""
+    """API server with ResourceSlices, which returns quantities in another notation than it was sent. `gate`: True if
+    the feature gate DRAConsumableCapacity is on."""
 
     def __init__(self) -> None:
         self.slices: dict[str, Json] = {}
@@ -135,7 +135,7 @@ class Bench:
         self.publisher = self.start()
 
     def start(self) -> SlicePublisher:
-        """Start an agent that does not know what an earlier agent has published."""
+        """Return the publisher of a new agent, which does not know what an earlier agent has published."""
         self.publisher = SlicePublisher(
             self.api,  # type: ignore[arg-type]
             node=NODE,
@@ -359,7 +359,9 @@ async def test_nor_once_a_node_takes_tenants_that_took_none_before() -> None:
 
 
 async def test_what_is_begun_before_a_node_leaves_again_counts_as_published() -> None:
-    """A write that was begun before may take effect after the ledger shows that the node leaves the pool."""
+    """A write of the slice may take effect after the ledger shows that the node leaves the pool. So the slice counts as
+    published until the agent has withdrawn it.
+    """
     bench = Bench()
     bench.leave()
     await bench.publisher.step()

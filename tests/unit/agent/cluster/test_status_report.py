@@ -1,5 +1,5 @@
-"""The status patch: complete if the last status is unknown, small otherwise, and without changes of other
-writers' fields."""
+"""The status patch: it has all fields if the last status is unknown, else only changed ones, and never a field of
+another writer."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class FakeNvml:
         self._call("init", 0)
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        # calls by the reading's thread, not by the listener for Xids
+        # count only calls of the thread that takes readings, not of the thread that waits for Xid events
         self.counted += threading.current_thread().name == "nvml"
         if self.count_answers:
             raise self.count_answers.pop()
@@ -295,7 +295,7 @@ async def test_a_process_is_listed_once_with_its_greatest_reported_memory(nvml: 
 
 
 async def first_reading(inventory: NvmlInventory) -> None:
-    """Wait for a reading. On a busy machine the first takes longer than a short patience."""
+    """Wait for a reading. Retry, because on a busy machine the first one may exceed a short timeout."""
     for _ in range(100):
         with contextlib.suppress(InventoryError):
             await inventory.read()
@@ -318,11 +318,11 @@ async def test_a_driver_that_hangs_makes_gpus_unhealthy_and_the_agent_continues(
 
 @pytest.mark.promise("node-driver-hangs")
 async def test_a_reading_that_began_before_a_request_does_not_answer_it(nvml: FakeNvml) -> None:
-    """The earlier reading lacks a process that started since then. With it, the process's tenant would count as drained
-    while it computes."""
+    """A process starts while a reading hangs, so that reading lacks it. An answer from that reading would let the
+    process's tenant count as drained while it computes."""
     inventory = NvmlInventory(0.2, nvml)
     await first_reading(inventory)
-    nvml.hang_at = "rows", 1  # it hangs after the processes of the first GPU were read
+    nvml.hang_at = "rows", 1  # the reading hangs after it has read the processes of the first GPU
     nvml.hang.clear()
     assert not (await inventory.read()).fresh
     nvml.processes = {("compute", 0): [SimpleNamespace(pid=7, usedGpuMemory=1)]}
@@ -330,14 +330,14 @@ async def test_a_reading_that_began_before_a_request_does_not_answer_it(nvml: Fa
     await asyncio.sleep(0)
     nvml.hang.set()
     reading = await asking
-    while not reading.fresh:  # it took longer than the patience, on a busy machine
+    while not reading.fresh:  # on a busy machine the reading exceeds the inventory's timeout
         reading = await inventory.read()
     assert [process.pid for process in reading.processes] == [7]
     nvml.hang.clear()
     assert not (await inventory.read()).fresh
     nvml.processes = {}
     nvml.hang.set()
-    # so that the reading ends before the next one begins
+    # Wait for the end of the hanging reading: the next call must begin another.
     await until(lambda: all(thread.name != "nvml" for thread in threading.enumerate()))
     assert (await inventory.read()).processes == ()
 
@@ -439,7 +439,9 @@ async def test_how_busy_gpus_and_processes_are_is_read_where_the_driver_says_it(
 async def test_samples_next_to_a_step_of_the_clock_are_dropped(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, step_s: float
 ) -> None:
-    """The time stamps of these samples could lie outside the turn in which the work ran."""
+    """After a step of the clock, a sample's time stamp may lie outside the turn in which the work ran. The work would
+    then count as beyond the turns.
+    """
     second = 1_000_000
     nvml.processes = {("compute", 0): [SimpleNamespace(pid=7, usedGpuMemory=5)]}
     shift, wall = [0.0], time.time_ns

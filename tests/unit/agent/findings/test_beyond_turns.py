@@ -1,5 +1,5 @@
-"""Busy time beyond turns: none for a tenant that keeps to its turns, all for a tenant without turns, with samples of
-any length.
+"""Busy time beyond turns: for any length of samples, the meter finds none for a tenant that keeps to its turns, and all
+of it for a tenant without turns.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from unit.agent.client import GPU0
 
 @dataclass
 class Rounds:
-    """Alternating turns of two tenants. A turn consists of whole kernels, so it is longer than its quantum. The turns
-    of the first tenant are the reported ones."""
+    """Alternating turns of two tenants. `turn` and `others`: length in seconds of the first tenant's turns and of the
+    time between them. `busy` and `spans` describe the first tenant."""
 
     turn: float
     others: float

@@ -13,7 +13,9 @@ from sharepod.agent.findings.surcharge import CAUGHT_S, IRREGULAR, SLACK_S, TOLE
 
 @pytest.mark.promise("time-liar")
 def test_what_is_busy_beyond_what_was_charged_is_surcharged_once() -> None:
-    """The surcharge covers all of the time, from the first second on, and then each further second at once."""
+    """Once the time beyond exceeds the slack, the surcharge covers all of it, the slack included. After that each
+    second is surcharged at once.
+    """
     meter = SurchargeMeter()
     found = [meter.observe(now, (0.4 * now,) * len(LENGTHS)) for now in range(101)]
     assert found[:2] == [0, 0], "less than the slack"

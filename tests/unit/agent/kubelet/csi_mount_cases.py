@@ -101,8 +101,8 @@ async def what_an_interrupted_publish_left_is_put_right(root: Path) -> None:
     node = Node(root)
     source, target = node.tenant(), node.target()
     target.mkdir()
-    # The process was killed after the bind and before the mount was read-only. This happened twice, the second time in
-    # the staging directory.
+    # An agent was killed twice between the bind mount and its remount as read-only: once at the target, once in the
+    # staging directory.
     staging = node.state / "staging" / "7"
     staging.mkdir(parents=True)
     for where in (target, target, staging):
@@ -137,7 +137,8 @@ async def a_volume_reaches_other_mount_namespaces_read_only(root: Path) -> None:
     source, target = node.tenant(), node.target()
     subprocess.run(["mount", "--bind", node.pods, node.pods], check=True)
     subprocess.run(["mount", "--make-shared", node.pods], check=True)
-    # As an agent's container with Bidirectional propagation: the host sees its mounts.
+    # The `host` process shares mount propagation with this one, as a host does with a container of propagation
+    # Bidirectional. So it sees the mounts made here.
     command = ["unshare", "--mount", "--propagation", "unchanged", "sh", "-c", "echo ready; read line"]
     host = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert host.stdin is not None

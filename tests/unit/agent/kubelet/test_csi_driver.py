@@ -387,13 +387,17 @@ def short() -> Iterator[Path]:
 
 
 def _sockets(root: Path) -> dict[Path, int]:
-    """Return the inodes of all sockets in the folder, including sockets that have another name for a moment."""
+    """Return the inodes of all sockets in the folder, including sockets under the temporary name that they have before
+    a rename.
+    """
     return {path: path.stat().st_ino for path in root.rglob("*.sock*")}
 
 
 @pytest.mark.promise("install-no-gap")
 async def test_an_agent_that_stops_late_leaves_the_sockets_of_the_next_one(short: Path) -> None:
-    """Otherwise the kubelet would unregister the plugin, and mount no volume for seconds."""
+    """If the old agent removed the new agent's sockets, the kubelet would unregister the plugin, and mount no volume
+    for seconds.
+    """
     old, new = KubeletRegistration(short, ()), KubeletRegistration(short, ())
     await old.start()
     await new.start()

@@ -54,7 +54,7 @@ def test_an_agent_next_to_nvidias_dra_driver_takes_no_tenants_until_the_driver_i
 ) -> None:
     assert ready(root) is ReadyReason.SERVING
     driver = listening(root, name)
-    for _ in range(3):  # more clients than the driver has accepted
+    for _ in range(3):  # more connections than the driver accepts, so its queue is full
         assert ready(root) is ReadyReason.DRA_DRIVER_PRESENT
     driver.close()
     assert (root / "plugins_registry" / name).exists()

@@ -204,7 +204,7 @@ async def test_a_scan_for_one_pod_is_no_result_for_the_next(
     assert residue.residue("tenant-a") is None
     proc.add(7, LAYOUTS["v1 cgroupfs"])
     await volumes.publish(target=target(tmp_path), tenant_id="tenant-a", source=tmp_path)
-    await volumes.unpublish(target(tmp_path))  # /proc was not read while the volume was published
+    await volumes.unpublish(target(tmp_path))  # no scan of /proc has taken place while the volume was published
     assert residue.residue("tenant-a") == "its pod's processes are being looked for"
     await residue.look()
     assert residue.residue("tenant-a") == "1 process of its pod still runs"

@@ -35,7 +35,9 @@ def played(directory: Path, play: Callable[[TenantRegistry], Awaitable[None]]) -
 
 
 async def connected_with_pulse(tenants: TenantRegistry) -> tuple[Client, mmap.mmap]:
-    """Connect a client of the tenant that sends false reports. Return it and its mapped pulse page."""
+    """Connect a client of the lying tenant. Return the client and its mapped pulse page, into which the test writes
+    false times.
+    """
     client = await Client.connect(tenants.directory("liar"), hello=False)
     client.send(protocol.Hello(1, protocol.PULSE_VERSION))
     for _ in range(1000):
@@ -81,7 +83,7 @@ def test_a_pulse_of_another_time_keeps_no_other_tenant_from_a_token(tmp_path: Pa
             held = await liar.granted_anew()
             page[:24] = struct.pack("=QQQ", held.grant_id, ends_at, written)
             other.send(protocol.Want(1))
-            await asyncio.sleep(0.012)  # the agent has checked its silence by now
+            await asyncio.sleep(0.012)  # by now the agent has checked whether the holder is silent
             liar.send(protocol.Drained(held.grant_id))
             others = await other.granted_anew()
             other.send(protocol.Drained(others.grant_id))

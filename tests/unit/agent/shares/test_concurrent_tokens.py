@@ -31,7 +31,7 @@ class EagerProcess:
         self.pid, self.tenant, self.version = ord(tenant), tenant, version
         self.grant: protocol.Grant | None = None
         self.concurrent: set[bool] = set()
-        """Values of `concurrent` in all its grants."""
+        """Values of the flag `concurrent` in all grants that the process has received."""
         self.heartbeat: protocol.Heartbeat | None = protocol.Heartbeat(self._pulse)
         self._tokens = tokens
         self._ends_at: int | None = None
@@ -79,8 +79,8 @@ def tokens(request: pytest.FixtureRequest, clock: Clock) -> Iterator[Tokens]:
 def begin(
     tokens: Tokens, versions: dict[str, int], together: dict[str, list[bool]] | None = None
 ) -> list[EagerProcess]:
-    """Let a process of each tenant connect and request the token. `together`: called when other tenants begin or cease
-    to hold the tenant's GPUs."""
+    """Let a process of each tenant connect and request the token. `versions`: each tenant's protocol version.
+    `together`: gets, by tenant, the reports that other tenants begin (True) or cease (False) to hold its GPU."""
     processes = []
     for name, version in versions.items():
         tokens.set_tenant(
@@ -100,7 +100,7 @@ def begin(
 
 
 def together_ms(tokens: Tokens, clock: Clock, processes: Sequence[EagerProcess], milliseconds: int) -> int:
-    """Return the milliseconds of a run for which several processes held."""
+    """Run the processes for `milliseconds`. Return for how many of these milliseconds more than one process held."""
     together = 0
     for _ in range(milliseconds):
         clock.now += MS
@@ -171,7 +171,9 @@ async def test_counters_of_a_process_that_has_exited_are_not_lost_or_counted_twi
 
 
 async def test_launches_count_to_the_span_in_which_they_were_made(tokens: Tokens, clock: Clock) -> None:
-    """The span ends with the drain of a process, or with a reading of the accounts."""
+    """The scheduler divides time into spans, which end when a process drains or the accounts are read. At each end, all
+    launches so far must be counted.
+    """
     processes = begin(tokens, {"a": protocol.VERSION_MAX, "b": protocol.VERSION_MAX})
     for _ in range(1000):
         for process in processes:

@@ -42,7 +42,7 @@ class Process:
             self.grant_id = frame.grant_id
 
     def fileno(self) -> int:
-        """Return that it has no socket, so no hand-off to or from it is prepared."""
+        """Return -1: the process has no socket, so the agent prepares no hand-off to or from it."""
         return -1
 
     def write(self) -> None:
@@ -60,7 +60,9 @@ class Process:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Increase the patience with silent processes, because a busy machine may delay a thread of the test."""
+    """Raise the patience (the time after which a process counts as silent) to 50 ms, because a busy machine may delay a
+    thread of the test.
+    """
     for module in (tokens_module, silence):
         monkeypatch.setattr(module, "PATIENCE_MOST_NS", 50_000_000)
 
@@ -106,7 +108,7 @@ def on_the_loop(life: Callable[[Tokens, Process, Process, list[int]], Awaitable[
 @pytest.mark.promise("time-starved")
 def test_who_holds_after_another_is_watched_although_the_one_before_lives_on() -> None:
     async def life(tokens: Tokens, one: Process, other: Process, barred: list[int]) -> None:
-        await asyncio.sleep(0.02)  # the loop watches the first tenant by now
+        await asyncio.sleep(0.02)  # by now the event loop watches the first tenant
         other.stop()
         tokens.drained("a", one, protocol.Drained(one.grant_id, wanting=True))
         await until(lambda: other.grant_id in barred)
@@ -127,12 +129,14 @@ def test_who_holds_after_another_is_watched_while_a_neighbour_of_another_gpu_is(
 
 @pytest.mark.promise("time-starved")
 def test_a_holder_is_watched_from_the_first_waiting_tenant_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The patience is longer than usual, so that a busy machine makes no other tenant seem silent."""
+    """While no tenant waits, a stopped holder is left alone. Once one waits, the holder is barred. The patience is 300
+    ms, so that a busy machine makes no other tenant seem silent.
+    """
     for module in (tokens_module, silence):
         monkeypatch.setattr(module, "PATIENCE_MOST_NS", 300_000_000)
 
     async def life(tokens: Tokens, one: Process, other: Process, barred: list[int]) -> None:
-        await asyncio.sleep(0.4)  # by then the check has run that was due since the begin
+        await asyncio.sleep(0.4)  # longer than the patience: the check that was due from the beginning has run
         tokens.drained("a", one, protocol.Drained(one.grant_id))
         other.stop()
         await asyncio.sleep(0.02)
@@ -164,7 +168,7 @@ def test_a_holder_that_stops_while_the_loop_watches_is_barred() -> None:
 
 def test_python_is_not_woken_for_a_look_at_one_that_lives(patient: None) -> None:
     async def life(_tokens: Tokens, _one: Process, _other: Process, _barred: list[int]) -> None:
-        await asyncio.sleep(0.9)  # by then the check is overdue
+        await asyncio.sleep(0.9)  # many times the patience of 50 ms
 
     assert on_the_loop(life) <= 6, "18 looks were due"
 

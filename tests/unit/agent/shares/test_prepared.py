@@ -1,4 +1,6 @@
-"""Hand-offs that the loop's wait carries out, between processes with real sockets."""
+"""Prepared hand-offs, which the event loop's wait carries out in C without waking Python, between processes with real
+sockets.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ class Two:
     read: list[protocol.Drained]
     """DRAINED frames that Python has read."""
     due: list[Action] = field(default_factory=list)
-    """Actions that the scheduler returns. None: the scheduler's own."""
+    """Actions that `Undisturbed`, in place of the scheduler, returns at its next tick."""
 
     @property
     def tokens(self) -> Tokens:
@@ -46,7 +48,7 @@ class Two:
 
     @property
     def held(self) -> int:
-        """Return the id of the grant that is held."""
+        """Return the id of the grant that `holder` has."""
         return self.grant.grant_id
 
     def client(self, name: str) -> Any:
@@ -66,7 +68,7 @@ class Two:
         self.tokens._listen(False)
 
     def stall(self) -> None:
-        """Let the agent find that it has stalled."""
+        """Let the agent find that it has itself stalled, by an action that is long overdue."""
         self.tokens._due = -(10**18)
         self.tokens.gpu_time(GPU0)
 
@@ -92,7 +94,7 @@ class Two:
                 order, now = _place().orders[0 if wanting else 1], time.monotonic_ns()
                 if self.prepared and order.size and order.since <= now < order.until - 100_000_000:
                     return
-                self.tokens._prepared.change((GPU0,))  # windows end
+                self.tokens._prepared.change((GPU0,))  # the order's time window ends, so prepare the hand-off again
                 await asyncio.sleep(0.001)
 
 
@@ -114,10 +116,10 @@ class Undisturbed:
 
 
 class Judged(Silence):
-    """Signs of a tenant without processor time, whose work ends soon."""
+    """Silence watch that finds its tenant silent at once."""
 
     def judge(self, now: int, _signs: object) -> Silent:
-        """Return that."""
+        """Return the finding, with work that ends in 2 ms."""
         return Silent(now + 2_000_000)
 
 
@@ -137,7 +139,7 @@ async def two(directory: Path, monkeypatch: pytest.MonkeyPatch, *, pulses: bool)
         drained(self, tenant_id, client, frame)
 
     monkeypatch.setattr(Tokens, "drained", noting)
-    # so that no delay of a slow machine counts as a stall
+    # one hour: no delay of a slow machine counts as a stall
     monkeypatch.setattr(tokens_module, "STALL_NS", 3_600_000_000_000)
     async with tenants_with(settings_in(directory), [row("a"), row("b")]) as tenants:
         connect = connected_with_pulse if pulses else Client.connect
@@ -281,7 +283,7 @@ def test_nothing_is_taken_from_a_descriptor_that_has_become_anothers(
 
 @contextlib.contextmanager
 def reused(connection: Any, ours: socket.socket) -> Iterator[None]:
-    """Close a connection of the agent. In the block, `ours` has the descriptor number of its socket."""
+    """Close one of the agent's connections, and give its descriptor number to `ours` in the block."""
     number = connection.fileno()
     connection.close()
     other = os.dup2(ours.fileno(), number) if ours.fileno() != number else None
@@ -296,7 +298,7 @@ def reused(connection: Any, ours: socket.socket) -> Iterator[None]:
 def test_one_that_asks_again_changes_nothing_of_what_is_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise each such frame would cost the agent a decision, for which the frame does not pay."""
+    """If a repeated WANT caused a new decision, a tenant could load the agent by cheap frames."""
 
     async def play(world: Two) -> None:
         asked: list[str] = []
@@ -367,7 +369,9 @@ CHANGES: dict[str, Callable[[Two], object]] = {
 def test_whatever_changes_of_a_gpus_tenants_what_is_prepared_is_dropped_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """The hand-off must be dropped even if no grant follows: only the test's actions are due."""
+    """The hand-off must be dropped at the change itself, not by a grant that follows. So `Undisturbed` lets no other
+    action become due.
+    """
 
     async def play(world: Two) -> None:
         world.tokens._scheduler = cast(Scheduler, Undisturbed(world.tokens._scheduler, world.due))
@@ -380,7 +384,7 @@ def test_whatever_changes_of_a_gpus_tenants_what_is_prepared_is_dropped_at_once(
 
 
 def test_an_agent_that_ends_hands_nothing_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next agent may already serve."""
+    """When the agent closes its tokens, the next agent may already serve, so the first must grant nothing more."""
 
     async def play(world: Two) -> None:
         world.tokens.close()

@@ -115,7 +115,7 @@ async def test_a_failure_for_one_tenant_affects_no_other(tokens: Tokens, clock: 
     tokens.want("b", sound)
     tokens.set_open(None)  # both processes get their grants in one turn
     assert len(sound.grants()) == 1
-    # The grant that the tenant has not received yet ends as if it were not drained.
+    # The grant that could not be sent to `a` ends by preemption, as if it were never drained.
     heir = Process(3)
     tokens.want("heir", heir)
     for _ in range(200):
@@ -177,7 +177,9 @@ async def test_the_next_tenant_is_granted_once_every_process_has_announced_its_l
 async def test_a_process_that_drains_and_wants_more_joins_the_grant_without_end_of_its_sibling(
     tokens: Tokens, clock: Clock
 ) -> None:
-    """A process sends both if it was idle, and one of its threads launches while its gate closes."""
+    """DRAINED with `wanting` arrives if the process was idle, and one of its threads launched while its gate closed.
+    The sibling still holds the grant, so the process joins it again.
+    """
     add(tokens, "a")
     one, sibling = Process(1), Process(2)
     tokens.want("a", one)
@@ -214,8 +216,8 @@ async def test_a_process_that_drains_and_wants_more_joins_its_siblings_grant_whe
 async def test_a_process_that_asks_again_after_an_earlier_grant_joins_its_siblings_present_one(
     tokens: Tokens, clock: Clock
 ) -> None:
-    """The work of the process waits for its next launches, and a sibling was granted before the process requested the
-    token."""
+    """The process was preempted, and its unfinished work waits for its next launches. When it requests the token, its
+    sibling holds a later grant, which it must join at once."""
     add(tokens, "a", "b")
     one, sibling, other = Process(1), Process(2), Process(3)
     tokens.want("a", one)
@@ -236,7 +238,9 @@ async def test_a_process_that_asks_again_after_an_earlier_grant_joins_its_siblin
 async def test_a_renewal_is_not_sent_to_a_process_that_has_not_drained_an_earlier_grant(
     tokens: Tokens, clock: Clock
 ) -> None:
-    """The process would ignore the renewal, and the agent would ignore its frames about the earlier grant."""
+    """A process that has not drained its earlier grant would ignore a renewal of another. The agent would then ignore
+    the process's frames about the earlier grant.
+    """
     stopped, waiter, _ = await holder_and_waiter(tokens, clock)
     sibling = Process(3)
     sibling.beats(clock)
@@ -274,7 +278,9 @@ async def test_an_announced_end_brings_the_timer_forward_and_the_next_turn_leave
 
 
 async def preempt(tokens: Tokens, clock: Clock, processes: Sequence[Process], heir: Process) -> int:
-    """Let tenant a be preempted while all its processes hold and `heir` of tenant b waits. Return the grant's id."""
+    """Let tenant `a` be preempted while all its processes hold, because `heir`, a process of tenant `b`, waits. Return
+    the id of the grant of `a`.
+    """
     add(tokens, "a", "b")
     other = Process(99)
     tokens.want("b", other)
@@ -409,7 +415,7 @@ async def test_an_agent_that_was_stopped_charges_no_tenant_for_it(tokens: Tokens
 
 
 async def looks(tokens: Tokens) -> None:
-    """Let the tokens check the signs of life, at the clock's present moment."""
+    """Wait until the event loop has run the next check of the signs of life, at the clock's present moment."""
     before = tokens._looks._timer
     await until(lambda: tokens._looks._timer is not before)
 
@@ -476,7 +482,9 @@ async def test_a_holder_that_has_not_taken_note_of_its_grant_passes_the_gpu_on(t
 
 @pytest.mark.promise("time-starved")
 async def test_a_tenant_that_is_stopped_again_and_again_is_found_sooner(tokens: Tokens, clock: Clock) -> None:
-    """This includes a tenant that is stopped right after its grant, before it gave a sign of life under it."""
+    """After three stops the tenant's patience is shortest: it is found silent 1 ms after its grant, although it has
+    given no sign of life under that grant.
+    """
     stopped, busy, barred = await holder_and_waiter(tokens, clock)
     for _ in range(3):
         clock.now += 6 * MS
@@ -502,7 +510,9 @@ async def test_a_tenant_that_is_stopped_again_and_again_is_found_sooner(tokens: 
 async def test_a_tenant_that_stands_still_while_it_waits_is_passed_over_when_its_turn_comes(
     tokens: Tokens, clock: Clock, stands_still: bool
 ) -> None:
-    """A tenant that was stopped before gives signs of life while it waits. Only then it gets its turn."""
+    """A tenant that was found silent waits for its next turn. It gets the turn if it gives signs of life while it
+    waits, and is passed over otherwise.
+    """
     stopped, busy, barred = await holder_and_waiter(tokens, clock)
     clock.now += 6 * MS
     await looks(tokens)
@@ -531,8 +541,8 @@ async def test_a_tenant_that_stands_still_while_it_waits_is_passed_over_when_its
 async def test_a_tenant_that_plays_dead_with_endless_work_keeps_no_other_from_being_found(
     tokens: Tokens, clock: Clock
 ) -> None:
-    """The tenant reports the end of its work itself, so the report may be false. The other tenants are on
-    another GPU."""
+    """Tenant `a` is silent and has reported work for an hour, which may be false. Its watch must not delay that of
+    tenant `c` on another GPU."""
     _, _, barred = await holder_and_waiter(tokens, clock, ends_in_ns=3600 * 1000 * MS)
     clock.now += 6 * MS
     await looks(tokens)
@@ -664,7 +674,9 @@ async def test_a_tenant_of_a_closed_gpu_loses_the_token_at_once_and_gets_none(to
 
 
 async def test_no_process_joins_a_grant_that_was_taken_when_a_gpu_was_closed(tokens: Tokens) -> None:
-    """The gate of the grant is barred, so the process would return the token at once, again and again."""
+    """A closed and opened GPU leaves a revoked grant whose gate is barred. A process that joined it would return the
+    token at once, again and again.
+    """
     add(tokens, "a")
     one, sibling, late = Process(1), Process(2), Process(3)
     tokens.want("a", one)

@@ -124,7 +124,7 @@ HOLDER = (
     "s.send(p.encode(p.Reserve(1,0,4<<30)));s.recv(1024);s.send(p.encode(p.Want(1)));s.recv(1024);"
     "print('holds',flush=True);sys.stdin.read()"
 )
-"""Program of a process that holds all of its tenant's memory, and the token."""
+"""Source of a program that takes all of its tenant's memory and the token, and keeps both."""
 
 
 async def test_a_holder_that_exits_releases_its_token_and_bytes_at_once(tenants: TenantRegistry) -> None:

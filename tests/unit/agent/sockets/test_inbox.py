@@ -80,8 +80,8 @@ async def test_frames_that_a_turn_has_no_time_for_are_handled_in_later_turns(inb
 
 
 async def test_frames_of_a_connection_that_has_ended_are_not_taken_for_the_next_ones(inbox: Inbox) -> None:
-    """The next connection gets the descriptor number of the closed one while frames of the closed one are still
-    queued."""
+    """A connection closes while frames of it are still queued in the inbox. The next connection gets its descriptor
+    number, but must not get its frames."""
     removed, following = Pair(), Pair()
     inbox.add(removed.reader)
     removed.send(1, 2, 3)

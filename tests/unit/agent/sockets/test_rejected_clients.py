@@ -21,7 +21,7 @@ from unit.agent.client import GI, Client, row, served_in, settings_in, tenants_w
 
 
 def open_descriptors() -> int:
-    gc.collect()  # so that no descriptor of an earlier test is closed while the test counts descriptors
+    gc.collect()  # close descriptors of earlier tests now, not while this test counts descriptors
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
@@ -173,7 +173,7 @@ async def test_a_client_that_does_not_read_is_given_up(tenants: TenantRegistry) 
 @pytest.mark.promise("security-descriptors")
 async def test_descriptors_that_a_client_sends_are_dropped(tenants: TenantRegistry) -> None:
     client = await Client.connect(tenants.directory("b"))
-    gc.collect()  # descriptors that earlier tests left to the collector would vanish while this one counts
+    gc.collect()  # close descriptors of earlier tests now, not while this test counts descriptors
     before = open_descriptors()
     for _ in range(20):
         socket.send_fds(client.sock, [protocol.encode(protocol.MemInfo(1, 0))], [0])

@@ -38,7 +38,7 @@ async def test_a_token_is_given_back_while_allocations_wait_for_the_tenants_rate
 async def test_what_a_tenants_turn_reads_about_time_is_handled_before_what_it_reads_about_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # all frames are handled in a single turn, however slow the machine is
+    # no limit: one turn of the loop handles all frames, however slow the machine is
     monkeypatch.setattr(FrameBudget, "begin_turn", lambda _: math.inf)
     async with tenants_with(settings_in(tmp_path), [row("a"), row("b")]) as tenants:
         [served] = [each for each in served_in(tenants) if each.row.id == "a"]

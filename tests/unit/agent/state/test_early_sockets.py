@@ -141,7 +141,7 @@ def test_while_another_agent_serves_or_is_next_its_sockets_stay(state_dir: Path,
     with _locked(state_dir / lock), _listening(state_dir) as held:
         assert held == {}
         assert (state_dir / "tenants" / "a" / "agent.sock").stat().st_ino == before
-    # Both locks must be free now.
+    # _locked() fails unless the lock is free: both must be free now.
     with _locked(state_dir / turn_lock.SERVING), _locked(state_dir / turn_lock.NEXT):
         pass
 
@@ -194,7 +194,7 @@ async def test_a_client_that_connects_during_a_containers_restart_is_served(dire
         await former.logged("tenant is served")
         ends = [os.pidfd_open(pid) for pid in parts(former).values()]
         await former.end(signal.SIGKILL)
-        for end in ends:  # the turn is free once all these processes have exited
+        for end in ends:  # the lock of the turn is free once all these processes have exited
             assert await asyncio.to_thread(select.select, [end], [], [], 60.0) != ([], [], [])
             os.close(end)
     program = await Program.start(directory, script=_WAITS_AT_THE_IMPORT.format(go=str(directory / "go")))

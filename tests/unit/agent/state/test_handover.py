@@ -53,7 +53,8 @@ def test_whenever_the_agent_is_killed_the_file_has_what_was_written_last(
         assert found == expected
     kept.forget(ME)
     expected.pop(ME, None)
-    again, left = Handover.open(path, (GPU0, GPU1), 1)  # the new file has room for fewer processes than the earlier one
+    # The last argument: the new file has one slot for a process, fewer than the earlier file
+    again, left = Handover.open(path, (GPU0, GPU1), 1)
     assert {survivor.pid: list(survivor.bytes) for survivor in left.survivors} == expected
     assert read(path, (GPU0, GPU1)) == left, "the new file has it as well"
     kept.close()
@@ -71,7 +72,7 @@ def test_only_the_same_process_is_restored(tmp_path: Path, other: int) -> None:
     assert read(path, (GPU0,)).survivors == ()
     started = start_time(other)
     assert started is not None
-    kept._occupy(other, started - 1)  # the pid, with the start time of an earlier process
+    kept._occupy(other, started - 1)  # a slot of an earlier process with the same pid, which the start time shows
     assert read(path, (GPU0,)).survivors == ()
     kept.close()
 
@@ -85,7 +86,7 @@ def test_a_damaged_file_is_as_none(tmp_path: Path, damage: bytes) -> None:
 
 
 def test_a_damaged_slot_never_gives_other_bytes(tmp_path: Path) -> None:
-    """Each byte of the slot is changed to every other value."""
+    """The test changes single bytes of the slot to many other values. A reader must find the right bytes or none."""
     path = tmp_path / "a"
     kept, _left = Handover.open(path, (GPU0,), 1)
     kept.add(ME)
@@ -198,7 +199,7 @@ async def test_bytes_count_from_the_first_moment_of_the_next_agent_and_go_with_t
     try:
         assert holder.stdout is not None
         assert await asyncio.wait_for(holder.stdout.readline(), 20) == b"has it\n"
-        async with tenants_with(given_settings, rows) as second:  # the first agent was not ended properly
+        async with tenants_with(given_settings, rows) as second:  # the first agent is still open, as after a kill
             assert memory_used(second, "a") == {GPU0: 3 * GI}
             assert second.status()[0].connected, "a hook has connected, if to another agent"
             client = await Client.connect(second.directory("a"))

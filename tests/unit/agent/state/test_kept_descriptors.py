@@ -20,7 +20,7 @@ def shelf() -> Iterator[DescriptorShelf]:
 
 
 def written(text: str) -> int:
-    """A file in memory."""
+    """Return the descriptor of a file in memory with this text."""
     fd = os.memfd_create("test")
     os.write(fd, text.encode())
     return fd

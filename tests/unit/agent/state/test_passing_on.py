@@ -57,7 +57,7 @@ def test_an_agent_that_ends_before_it_has_taken_everything_passes_that_on_too(tm
 
 
 class Watched(KeptDescriptors):
-    """Dictionary of descriptors that runs a check whenever an entry is added or removed."""
+    """Kept descriptors that call `look` after an entry is added or removed."""
 
     def __init__(self, found: dict[str, KeptDescriptor], look: Callable[[], object]) -> None:
         super().__init__(found)
@@ -75,7 +75,9 @@ class Watched(KeptDescriptors):
 
 @pytest.mark.promise("install-no-gap")
 def test_an_agent_that_ends_while_it_takes_a_socket_over_or_makes_one_anew_passes_that_on(tmp_path: Path) -> None:
-    """Between the two steps, a thread reads the disk for milliseconds."""
+    """The agent takes the kept socket, then a thread reads the disk for milliseconds, then it listens. An end in
+    between must still pass the socket on.
+    """
     (tmp_path / "tenants" / "a").mkdir(parents=True)
     left, mark = tenant_socket.listen(tmp_path / "tenants" / "a")
     seen: list[set[str]] = []
@@ -130,8 +132,8 @@ async def test_descriptors_passed_to_an_agent_that_does_not_serve_are_closed(
 
 @pytest.mark.promise("install-no-gap")
 async def test_agents_that_accept_nothing_delay_no_other(tmp_path: Path, serving: PassingOn) -> None:
-    """Stopped standby agents read nothing, so their queues fill. The loop continues, and agents that read have all
-    sockets long before."""
+    """Stopped standby agents read nothing, so the queues of their sockets fill. The serving agent's loop must continue,
+    and pass all sockets to standbys that read."""
     kept = KeptDescriptors()
     stopped = []
     for number in range(7):
@@ -164,7 +166,8 @@ async def test_an_agent_that_is_next_and_stopped_keeps_no_other_from_serving(
     monkeypatch.setattr(succession, "_LATE_S", 0.1)
     with Succession(tmp_path) as first, Succession(tmp_path) as stopped, Succession(tmp_path) as third:
         assert first.free()
-        assert turn_lock.taken(stopped._next)  # this standby is next, and takes no further step
+        # The stopped standby holds the lock of the next agent, and takes no further step
+        assert turn_lock.taken(stopped._next)
         waiting = asyncio.create_task(third.turn())
         await until(lambda: third._looks_at > 0)
         fcntl.flock(first._serving, fcntl.LOCK_UN)  # the first agent has ended

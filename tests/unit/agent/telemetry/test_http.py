@@ -115,7 +115,7 @@ async def test_silent_connections_from_everywhere_do_not_keep_a_probe_out(
         assert not any(each.done() for each in silent)
         for _ in range(20):
             silent += [asyncio.ensure_future(ask(b"GET /he")) for _ in range(8)]
-            await asyncio.sleep(0.02)  # these connections exist before the probe, so none of its places is free
+            await asyncio.sleep(0.02)  # these connections are accepted before the probe's, and take all places
             assert (await ask(question)).endswith(b"ok\n")
         assert any(each.done() for each in silent), "the oldest made room"
         await asyncio.gather(*(_cancelled(each) for each in silent))

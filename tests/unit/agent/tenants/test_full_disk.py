@@ -112,12 +112,12 @@ async def test_a_tenant_is_released_on_a_read_only_disk_and_drained_once_nothing
         assert not view_of(tenants, "a").status().drained
         await tenants.observe(reading(), residue=lambda _: None, owner_of=lambda _: None)
         assert view_of(tenants, "a").status().drained
-        await tenants.apply(released)  # no further file has to be written for it
+        await tenants.apply(released)  # a release needs no further file
 
 
 async def test_an_agent_starts_with_a_read_only_state_directory(disk: SmallDisk, settings: AgentSettings) -> None:
-    """An agent in a new container, or without a supervisor, cannot listen on this disk. It reports this, and unmounts
-    volumes."""
+    """On a read-only disk an agent without inherited sockets cannot create sockets. It must start all the same, report
+    this, and unmount volumes."""
     async with tenants_with(settings, [row("a", 400, 700)]):
         with Succession(settings.state_dir) as before:
             assert before.free()

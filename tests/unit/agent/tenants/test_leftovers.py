@@ -10,7 +10,7 @@ from sharepod.agent.tenants.leftovers import Leftovers
 
 
 class Disk:
-    """State directory of which only the removal of directories is played."""
+    """State directory that plays only the removal of tenants' directories."""
 
     def __init__(self) -> None:
         self.directories = {"a", "b"}
