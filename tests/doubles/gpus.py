@@ -1,8 +1,8 @@
 """State of the simulated GPUs, from Python: create the state file, read it, and release hung kernels.
 
 `create_state(path, devices)` creates the file that `FAKE_CUDA_STATE` names. `read_state(path)` returns the device time
-and memory of each process that has used it. Ended processes are included until their places are needed again. The
-layout is that of `libcuda/device/state.h`.
+and memory of each process that has used it. Ended processes are included until new processes need their entries in the
+file. The layout is that of `libcuda/device/state.h`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _FLOCK = struct.Struct("=hhxxxxqqixxxx")
 _CLIENT_BYTES = _CLIENT.size + _USAGE.size * MAX_DEVICES
 _CLIENTS_AT = _HEADER.size + _DEVICE.size * MAX_DEVICES
 _STATE_BYTES = _CLIENTS_AT + _CLIENT_BYTES * MAX_CLIENTS
-"""Bytes of the layout that are read here. A table of shared memory follows in the file."""
+"""Bytes of the file that this module reads. A table of shared memory, which only the double reads, follows in the file.
+"""
 _SHARES_BYTES = 512 * (48 + 2 * MAX_CLIENTS)
 _CLIENT_LOCK_BYTE = 1 << 25
 _F_OFD_GETLK = 36
@@ -71,7 +72,7 @@ class Usage:
     """Number of launches that have not begun and were accepted behind an unfinished wait of their stream, or of a
     stream that it waits for."""
     behind_end: int
-    """End of the last launch that was accepted behind such a wait."""
+    """End of the last launch that was accepted behind an unfinished wait (see `behind`)."""
 
 
 def _usage(content: bytes, at: int) -> Usage:

@@ -37,16 +37,16 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 _REMEMBERED = 50_000
 """Number of changes by which a watch may be behind before it gets 410."""
 _YOUNG = 50_000
-"""New objects between two collections of garbage, which examine only these objects. A full collection with 700 nodes
-stopped the double for half a second. A real API server does not stop like that, and at 20 SharePods a second it was the
-longest of all latencies.
+"""Number of new Python objects between two garbage collections, which examine only these objects. A full collection
+would stop the double for half a second at 700 nodes. A real API server has no such stops, so they would falsify the
+measured latencies.
 """
 _BOOKMARK_S = 60.0
 """Seconds between two bookmarks, as in the real API server."""
 
 
 class Front:
-    """ASGI application over the double."""
+    """ASGI application that serves the double over HTTP."""
 
     def __init__(self, nodes: int, gpus: int) -> None:
         storage = Storage(copies=False, remembered=_REMEMBERED)
@@ -57,7 +57,7 @@ class Front:
         self.calls: Counter[str] = Counter()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Answer one HTTP request, or stream a watch."""
         headers = dict(scope["headers"])
         body = b""
         while (message := await receive())["type"] == "http.request":
@@ -144,7 +144,7 @@ async def _serve(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Serve until a signal."""
+    """Serve the double until SIGTERM or SIGINT."""
     parser = argparse.ArgumentParser(description="an API server in memory")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--nodes", type=int, default=50)

@@ -21,12 +21,12 @@ _LONG_EVERY = 12
 
 
 class Delays:
-    """Source of the delays of one API server."""
+    """Draws, from a seed, how long one simulated API server delays each call, each answer and each event of a watch."""
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)
 
     async def pass_by(self) -> None:
-        """Wait for the next delay of the sequence."""
+        """Sleep for the next delay of the seed's sequence."""
         longest = _LONG_S if self._chance.randrange(_LONG_EVERY) == 0 else _SHORT_S
         await asyncio.sleep(self._chance.uniform(0.0, longest))

@@ -10,7 +10,9 @@ _VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
 _NAMED = (
     Kind("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False),
 )
-"""Kinds that discovery lists although the double does not serve them: Kopf begins to watch once it has found them."""
+"""Kinds that discovery lists although the double does not serve them. Kopf begins no watch before discovery has all of
+them.
+"""
 
 
 def answer(path: str, kinds: Sequence[Kind]) -> Json | None:

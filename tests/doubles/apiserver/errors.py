@@ -22,7 +22,7 @@ class Refused(Exception):  # noqa: N818 - an answer, not a fault of the program
         """Fields of the object that the answer names as the cause."""
 
     def status(self) -> Json:
-        """The body of the answer."""
+        """Return the body of the answer: a Kubernetes Status object."""
         return {
             "kind": "Status",
             "apiVersion": "v1",

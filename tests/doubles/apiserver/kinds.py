@@ -17,7 +17,7 @@ Json: TypeAlias = dict[str, Any]
 
 _CRDS = Path(__file__).parents[3] / "crds"
 _LONGEST_FAULT = 300
-"""Most characters of a schema fault in the answer."""
+"""Largest number of characters of a schema fault in the answer; the rest is cut off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Kind:
 
     @property
     def api_version(self) -> str:
-        """`v1`, `sharepod.dev/v1alpha1`, ..."""
+        """apiVersion of the kind's objects: `v1`, `sharepod.dev/v1alpha1`, ..."""
         return self.prefix.removeprefix("/apis/").removeprefix("/api/")
 
     def fault(self, item: Json) -> str | None:

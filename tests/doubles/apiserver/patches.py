@@ -1,7 +1,7 @@
 """The three patches of Kubernetes: JSON Patch (RFC 6902), merge patch (RFC 7386), server-side apply. Pure.
 
-Server-side apply knows maps field by field and lists of objects with a `type` (conditions) entry by entry; every other
-list is one field.
+Server-side apply records an owner (manager) for each leaf. A map has leaves for its fields. A list of objects with a
+`type` (conditions) has leaves for the fields of each entry. Every other list is one leaf.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def apply(item: Json, body: Json, owners: dict[Path, str], manager: str, *, forc
         fields = ", ".join(".".join(path) for path in foreign)
         raise conflict("object", "", f"Apply failed: conflict with another manager: {fields}")
     dropped = [path for path, owner in owners.items() if owner == manager and path not in wanted]
-    # `type` identifies an entry of a list, so it is removed last
+    # Paths find an entry of a list by its `type`. So the other fields of an entry are removed first.
     for path in sorted(dropped, key=lambda path: path[-1] == "type"):
         _drop_leaf(result, path)
         del owners[path]

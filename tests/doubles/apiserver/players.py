@@ -1,4 +1,4 @@
-"""Scheduler, kubelets and agents of the double, in its process: their writes need no HTTP.
+"""Simulated scheduler, kubelets and agents. They run in the process of the double, so their writes need no HTTP.
 
 Guarantees:
 - The scheduler binds each Pod without a scheduling gate to the node that the Pod's affinity names, else to the next
@@ -33,7 +33,9 @@ _PACE_S = 1.0
 _MEMORY = 80 << 30
 """Bytes of memory of one GPU, as a large GPU has."""
 _TICK_S = 0.1
-"""Seconds between two checks for due writes of Leases and usage. A short period spreads the writes evenly."""
+"""Seconds between two checks for due writes of Leases and usage. Each check writes for a part of the nodes, so a short
+interval spreads the writes evenly.
+"""
 
 
 class Players:
@@ -67,7 +69,7 @@ class Players:
             await asyncio.gather(self._beating, return_exceptions=True)
 
     def add_nodes(self, count: int, gpus: int) -> None:
-        """Begin to renew Leases and to write usage."""
+        """Add nodes of the pool, each with this number of GPUs: Node, GPUNode with its inventory, and Lease."""
         room = {"cpu": "640", "memory": "2560Gi", "pods": "500"}
         for number in range(len(self._nodes), len(self._nodes) + count):
             name = f"node-{number}"
@@ -109,7 +111,7 @@ class Players:
         change."""
         self._swing = milli
 
-    # Changes that they see
+    # Reactions to changes of objects
 
     def _see(self, change: Change) -> None:
         item = change.after
@@ -171,7 +173,7 @@ class Players:
         }
 
     async def _beat(self) -> None:
-        """Renew Leases, write usage, and catch up with ledgers."""
+        """Renew Leases, write usage, and write the ledger reports that `_report` has put off."""
         loop = asyncio.get_running_loop()
         renewals, usages = self._spread(RENEW_S), self._spread(USAGE_S)
         while True:
@@ -184,7 +186,7 @@ class Players:
                 self._report(node)
 
     def _spread(self, period: float) -> Iterator[list[str]]:
-        """Yield, for each tick, the nodes that are due. Each node is due once per period."""
+        """Yield for each tick of `_TICK_S` the nodes whose write is due. Each node is due once per `period` seconds."""
         ticks = round(period / _TICK_S)
         for tick in itertools.count():
             yield self._nodes[tick % ticks :: ticks]
@@ -217,7 +219,7 @@ def _running() -> Json:
 
 
 def _pin(spec: Json) -> str | None:
-    """Return the node that the required node affinity names."""
+    """Return the name of the node that a Pod's required node affinity selects. None if it has none."""
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
     for term in required.get("nodeSelectorTerms") or ():

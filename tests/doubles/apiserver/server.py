@@ -25,7 +25,7 @@ from .storage import Change, Storage
 
 _APPLY = "application/apply-patch+yaml"
 _LISTS = 16
-"""Most lists that can be read page by page at the same time: more than a test has clients."""
+"""Largest number of lists that clients can read page by page at the same time: more than a test has clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +239,8 @@ class ApiServer:
         raise Refused(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
 
     def _list(self, call: Call) -> bytes:
-        """Return one page of a list. Later pages show the same version as the first. The token of the next page becomes
-        invalid when the changes are compacted."""
+        """Return one page of a list. Later pages show the objects as they were at the first page. A compaction makes
+        the token of the next page invalid."""
         query, kind = call.query, call.kind
         if token := query.get("continue"):
             version = int(base64.b64decode(token).split(b".")[0])
@@ -315,8 +315,9 @@ class ApiServer:
         return response
 
     async def watch(self, call: Call) -> AsyncIterator[bytes]:
-        """Yield the lines of a watch, first none, until the client's timeout, a cut, or an error. If the client
-        requested bookmarks, these are included. Raises `Refused` (410)."""
+        """Yield the lines of a watch (with bookmarks, if the client requested them) until the client's timeout, a cut,
+        or an error. The first value is empty: it shows that the watch is accepted. Before it, raises `Refused` (410).
+        """
         kind, query, loop = call.kind, call.query, asyncio.get_running_loop()
         since = int(query.get("resourceVersion") or self.storage.version)
         self.storage.changes(kind, call.namespace, since, *_selectors(query))
@@ -362,7 +363,7 @@ class ApiServer:
 
 
 async def _within(news: asyncio.Event, seconds: float) -> bool:
-    """Wait for news. Return True if there were any within this many seconds."""
+    """Wait until `news` is set, for this many seconds at most. Return True if it was set."""
     try:
         async with asyncio.timeout(seconds):
             await news.wait()
@@ -376,8 +377,8 @@ def _line(name: str, text: bytes) -> bytes:
 
 
 def _read(content: str, body: bytes) -> Any:
-    """Return the object in a body. The body of an apply is parsed as YAML, as the API server does, if the result could
-    differ from JSON. Raises `ValueError` and `YAMLError`."""
+    """Return the object in a body. The body of a server-side apply is YAML. It is parsed as YAML only where JSON could
+    give another result, because that is slow. Raises `ValueError` and `YAMLError`."""
     if content == _APPLY and (b"\\u" in body or not body.isascii()):
         return yaml.load(body, Loader=yaml.CSafeLoader)
     return json.loads(body) if body else None

@@ -69,9 +69,9 @@ class Storage:
         self._sorted: dict[str, list[Json]] = {}
         """For each kind: its existing objects, sorted by namespace and name."""
         self._spoiled: dict[str, bytes] = {}
-        """For each uid: text that replaces the spec of the object in answers. A reader may fail to parse it."""
+        """For each uid: text that replaces the object's spec in answers. Tests use text that a client cannot parse."""
         self._texts: OrderedDict[str, tuple[Json, bytes]] = OrderedDict()
-        """For each resourceVersion: the object and its text."""
+        """Cache of JSON texts. For each resourceVersion: the object with that version, and its text."""
         self._owners: dict[str, dict[patches.Path, str]] = {}
         self._version = 100
         self._compacted = 0
@@ -195,11 +195,11 @@ class Storage:
         self._spoiled[item["metadata"]["uid"]] = spec
 
     def backup(self) -> Backup:
-        """Return a copy of all objects with their version."""
+        """Return a copy of all objects, with the resourceVersion of the last write."""
         return Backup(self._version, {plural: dict(items) for plural, items in self._objects.items()})
 
     def restore(self, backup: Backup) -> None:
-        """Restore a backup, with its version. Later writes are lost."""
+        """Restore the objects and the resourceVersion of a backup, as a restored etcd does. Later writes are lost."""
         self._version = backup.version
         self._objects = defaultdict(dict, {plural: dict(items) for plural, items in backup.objects.items()})
         self.history = [change for change in self.history if change.version <= backup.version]
@@ -327,7 +327,9 @@ def _name(entry: tuple[tuple[str, str], Json]) -> tuple[str, str]:
 
 
 def metadata_is_done(item: Json) -> bool:
-    """Return whether an object that is being deleted has no finalizer left."""
+    """Return whether an object can be removed: its deletion was requested, it has no finalizer left, and it is no bound
+    Pod.
+    """
     metadata = item["metadata"]
     graceful = (item.get("spec") or {}).get("nodeName") is not None
     return bool(metadata.get("deletionTimestamp")) and not metadata.get("finalizers") and not graceful

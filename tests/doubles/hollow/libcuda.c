@@ -33,7 +33,8 @@ NOTHING(cuGraphLaunch, CUgraphExec exec, CUstream stream)
 NOTHING(cuMemcpyAsync, CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
 NOTHING(cuMemcpyDtoDAsync_v2, CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream)
 
-/* The same functions under names that the hook does not know: they show the cost of a call without the hook. */
+/* The same functions under names that the hook does not wrap. Calls of them have the cost of a call without the hook.
+ */
 CUresult hollow_launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                        unsigned shared, CUstream stream, void **parameters, void **extra)
     __attribute__((alias("cuLaunchKernel"), visibility("default")));
@@ -101,7 +102,7 @@ EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
     return CUDA_SUCCESS;
 }
 
-/* Each allocation gets a new address. */
+/* Return a new address for each allocation; nothing is reserved. */
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *allocated, size_t bytes) {
     static CUdeviceptr next = 0x700000000000;
     *allocated = next;

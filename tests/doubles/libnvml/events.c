@@ -65,7 +65,7 @@ EXPORT int nvmlDeviceRegisterEvents(void *handle, unsigned long long types, void
     return NVML_SUCCESS;
 }
 
-/* Read the next event of a watched device. */
+/* Read lines up to the next event of a registered device. Return false if the file has none. */
 static bool next(struct set *set, struct event *out) {
     char line[128], uuid[64];
     unsigned long long xid;

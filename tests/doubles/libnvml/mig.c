@@ -47,7 +47,8 @@ struct compute_profile {
     unsigned id, slices, instances, multiprocessors, copy_engines, decoders, encoders, jpeg, ofa;
 };
 
-/* Handles of instances are addresses in this array. Their GPU and compute instances have the same handles. */
+/* Handles of MIG devices are addresses in this array. The GPU instance and the compute instance of a MIG device have
+ * the same handle as the device. */
 static const char handles[FAKE_DEVICES][INSTANCES];
 
 bool fake_mig_mode(void) {

@@ -8,8 +8,8 @@
  *
  * Variables:
  * - FAKE_CUDA_VISIBLE chooses the devices, as the container does. CUDA_VISIBLE_DEVICES means nothing to NVML.
- * - FAKE_NVML_RESERVED: bytes of each device that are the driver's own. Version 1 of the memory's figures counts them
- *   as used.
+ * - FAKE_NVML_RESERVED: bytes of each device that the driver reserves for itself. nvmlDeviceGetMemoryInfo (version 1)
+ * counts them as used.
  * - FAKE_NVML_MIG=1: one more device, an instance of MIG. FAKE_NVML_MIG_MODE=1: see mig.c.
  * - FAKE_NVML_PROCESSES=none: no process is on any device, as for a caller whose pids differ from the pids that other
  *   processes see of themselves.
@@ -260,7 +260,7 @@ EXPORT int nvmlDeviceGetName(void *handle, char *text, unsigned size) {
 static bool figures(const void *handle, struct memory_v2 *out) {
     int device = device_of(handle);
     unsigned instance;
-    (void)fake_mig_instance(handle, &device, &instance); /* such an instance reports the memory of its whole GPU */
+    (void)fake_mig_instance(handle, &device, &instance); /* an instance of mig.c reports the memory of its whole GPU */
     if (device < 0 && (users == 0 || handle != &mig))
         return false;
     out->total = device < 0 ? 16ull << 30 : fake_state_device(device)->memory;
@@ -282,7 +282,8 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(void *handle, struct memory_v2 *out) {
     return NVML_SUCCESS;
 }
 
-/* As in the drivers of CUDA 12.2 to 12.5, this calls the exported form, which a preloaded library may have replaced. */
+/* As in the drivers of CUDA 12.2 to 12.5, this calls version 2 by its exported symbol. So a preloaded library that
+ * exports this symbol sees the call. */
 EXPORT int nvmlDeviceGetMemoryInfo(void *handle, struct memory *out) {
     struct memory_v2 found = {.version = sizeof found | 2u << 24};
     int result = out == NULL ? NVML_INVALID_ARGUMENT : nvmlDeviceGetMemoryInfo_v2(handle, &found);
@@ -356,7 +357,8 @@ EXPORT int nvmlDeviceGetRemappedRows(void *handle, unsigned *one, unsigned *two,
     return device_of(handle) < 0 ? NVML_INVALID_ARGUMENT : NVML_NOT_SUPPORTED;
 }
 
-/* The last samples of a device: for each process, its part of the time since the samples before. */
+/* The last samples of a device. rows[0..count): for each process that has worked, its part of the time since the
+ * samples before. busy_ns[client]: device time up to these samples. */
 struct samples {
     uint64_t at;                                   /* CLOCK_MONOTONIC, ns */
     uint64_t stamp;                                /* CLOCK_REALTIME in us, like the real driver's time stamps */
@@ -365,7 +367,7 @@ struct samples {
     uint64_t busy_ns[FAKE_CLIENTS];
 };
 
-/* Take new samples, unless the last ones are recent. */
+/* Return the samples of a device. Take new ones if the last ones are SAMPLE_EACH or older. */
 static const struct samples *sample(int device) {
     static struct samples of[FAKE_DEVICES];
     struct samples *samples = &of[device];

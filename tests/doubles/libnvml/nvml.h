@@ -27,5 +27,5 @@ bool fake_mig_mode(void);
 /* Return the handle of an instance of a device; NULL: the device has no such instance. */
 void *fake_mig_handle(int device, unsigned instance);
 
-/* Return whether a handle is that of an instance. If so, get its device and its number. */
+/* Return whether a handle is that of a MIG instance. If so, store its GPU in `device` and its number in `instance`. */
 bool fake_mig_instance(const void *handle, int *device, unsigned *instance);
