@@ -36,9 +36,11 @@ class Step:
 def steps(root: Path, to_build: tuple[str, ...], *, containerd: bool, images: bool) -> list[Step]:
     """Return the preparations that are still to be made.
 
-    Args: |>root: Root of the repository. |>to_build: Programs of the test cluster that must be built. |>containerd:
-    True if the containerd of the real node must be built. |>images: True if the Debian roots of SharePod's images must
-    be made.
+    Args:
+        root: Root of the repository.
+        to_build: Programs of the test cluster that must be built.
+        containerd: True if the containerd of the real node must be built.
+        images: True if the Debian roots of SharePod's images must be made.
     """
     found = []
     if not (root / ".venv" / "installed").exists():

@@ -52,7 +52,7 @@ Ctrl-C here deletes all of it.
 
 
 def open_doors(screen: Screen, cluster: Cluster, machine: Machine) -> None:
-    """Install claims and the resource line, and make the namespaces."""
+    """Install claims and the resource line, and create the user's namespaces with the rights of role `edit`."""
     screen.begin(DOORS)
     for folder in ("claims", "plain"):
         cluster.kubectl("apply", "--server-side", "-k", ROOT / "manifests" / folder, timeout=60)

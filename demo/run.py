@@ -58,8 +58,7 @@ SHOW = (APPLY, SHARE, DELETE, LEND, RAISE, RAISED, CLEAN)
 
 @dataclass(frozen=True)
 class Expected:
-    """Expected share of one GPU. `milli`: thousandths; the request, and the tenant's part of the idle time that
-    is lent."""
+    """Expected share of one GPU. `milli`: thousandths: the request plus the tenant's part of lent time."""
 
     sharepod: str
     gpu: str

@@ -20,7 +20,7 @@ _WATCHED = {
     ("sharepods", "-n", "team-a"): f"{_GROUP}/namespaces/team-a/sharepods",
     ("gpunodes",): f"{_GROUP}/gpunodes",
 }
-"""Arguments of `kubectl get`, and the path of the same list."""
+"""For each watched kind, by the arguments of `kubectl get`: the path of its list at the API server."""
 _AGE = re.compile(r"\s+(AGE|\d+[smh]\S*)$", re.MULTILINE)
 _POLL_S = 0.1
 """Seconds between two reads of the cluster."""
@@ -42,7 +42,8 @@ class Phase:
 class Screen:
     """Standard output, with the seconds since the start and the remaining seconds of the plan.
 
-    Args: |>plan: All phases, in their order.
+    Args:
+        plan: All phases, in their order.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ KERNEL_US = 5000
 GAP_US = 45_000
 """Microseconds for which gamma works on the host after each kernel."""
 NEED = {"gamma": KERNEL_US / (KERNEL_US + GAP_US)}
-"""Fraction of the GPU's time that a program with gaps uses when it has the GPU to itself."""
+"""For each program with gaps: fraction of the GPU's time that it uses when it has the GPU to itself."""
 TICK_S = 0.2
 WINDOW_S = 3.0
 """Seconds over which a bar shows the share: 30 turns of 100 ms."""
@@ -78,7 +78,7 @@ class TasteError(Exception):
 
 @dataclass
 class Seen:
-    """Request and share of one program, by the last read."""
+    """Request, limit and share of one program at the last read, as fractions of the GPU's time."""
 
     asked: float = 0.0
     limit: float = 1.0
@@ -91,7 +91,7 @@ class Seen:
 
     @property
     def due(self) -> float:
-        """Smallest share that keeps the promise: the request, or what the program needs if it needs less."""
+        """Return the smallest share that keeps the promise: the request, or the program's need if that is less."""
         return min(self.asked, self.need)
 
 
@@ -224,7 +224,7 @@ class MemoryRefusal:
             )
 
     def read(self) -> str:
-        """Return the last outcome."""
+        """Return the outcome of the last request. Empty before the first one has ended."""
         if self._process is not None and self._process.poll() is not None:
             start = json.loads(self._process.communicate()[0].splitlines()[0])
             left, refused = start["memory_free"] / GI, start["refused_allocations"]
