@@ -62,13 +62,13 @@ class LoggingProgram:
         return line
 
     async def ended(self) -> int:
-        """The exit status, when it has ended."""
+        """Wait until the process has exited; return its exit status."""
         code = await asyncio.wait_for(self.process.wait(), PATIENCE_S)
         await self._reading
         return code
 
     async def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """End it by a signal, if it still runs; the exit status."""
+        """Send the process a signal, if it still runs; return its exit status."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(number)
         return await self.ended()

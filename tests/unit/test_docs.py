@@ -75,7 +75,7 @@ def test_every_field_is_in_its_table_of_the_reference(model: type[Model], head: 
     table = re.search(rf"^##+ {head}\b.*\n(?:[^|#].*\n|\n)*((?:\|.*\n)+)", REFERENCE, re.MULTILINE)
     assert table is not None
     rows = [line for line in table[1].splitlines() if line.startswith(begin)]
-    # Fields of objects in a list are in the second cell of their line, other fields in the first.
+    # Fields of objects in a list are in the second cell of their table row, other fields in the first.
     cell = 2 if begin.endswith("`") and begin != "| `" else 1
     names = {name for row in rows for name in re.findall(r"`([\w.]+)(?:\[\])?`", row.split(" | ")[cell - 1])}
     named = {name.removeprefix(prefix) for name in names}
@@ -208,7 +208,7 @@ def _walks() -> list[list[tuple[int, str, str]]]:
 
 
 def _rooms(paths: Iterable[str]) -> list[str]:
-    """Return the folders of these files in order; equal neighbours are listed once."""
+    """Return the folders of these files in their order; consecutive equal folders are listed once."""
     return [room for room, _ in itertools.groupby(str(Path(path).parent) for path in paths)]
 
 

@@ -74,7 +74,7 @@ def test_a_docstring_begins_with_a_noun_phrase(top: str) -> None:
 TOPS = ("operator", "shim", "cli", "crds", "demo", "docs", "manifests", "benchmarks", "tests")
 READMES = [path for top in TOPS for path in sorted((ROOT / top).rglob("README.md"))]
 IN_WORDS = {"tests/harness", "tests/unit", "tests/unit/cli"}
-"""Folders whose README describes their use or their tests, instead of listing each module."""
+"""Folders whose README describes them in sentences, instead of listing each module."""
 
 
 @pytest.mark.parametrize("readme", READMES, ids=lambda path: str(path.parent.relative_to(ROOT)))

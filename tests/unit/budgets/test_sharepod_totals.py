@@ -94,7 +94,7 @@ def test_a_report_of_an_earlier_share_or_without_a_count_is_not_taken() -> None:
 @pytest.mark.promise("budgets-sharepod-totals")
 @given(st.lists(st.lists(st.integers(0, 4000), min_size=1, max_size=6), max_size=5), st.randoms())
 def test_totals_are_the_sum_over_shares_whatever_was_read_of_them(shares: list[list[int]], chance: Random) -> None:
-    """Each share counts up. Reports are lost, read twice or late. The last report of each share is read at the end."""
+    """The held time of each share grows. Its reports are lost, or read twice or late, but its last report is read."""
     was: SharePodConsumption | None = None
     wanted = 0
     for number, steps in enumerate(shares):

@@ -89,7 +89,7 @@ def sharepod(name: str, request: float, *, memory: str = "8Gi", placed: bool = T
 
 
 def cluster(**changes: Any) -> Memory:
-    """Return the cluster."""
+    """Return the cluster of this file's header. `changes`: other values of fields of `Memory`."""
     tenants = [
         row("train", (0,), 500, 40),
         row("notebook", (0,), 200, 8, door="Pod"),

@@ -29,7 +29,8 @@ PATIENCE_S = 10.0
 
 
 class Led(Operator):
-    """Operator that places while its world lets it."""
+    """Operator whose placement loop decides only while `World._placing` is set, and which writes until `writes_left` is
+    used up."""
 
     def __init__(self, world: World, server: ApiServer) -> None:
         self._world = world
@@ -66,7 +67,8 @@ class World:
         return self.now
 
     def _writes(self) -> bool:
-        """Count a write. Return whether the operator still lives to make it."""
+        """Count a write. Return whether the operator may make it: False after `writes_left` writes, as after a
+        crash."""
         if self.writes_left is not None:
             self.writes_left -= 1
         return self.writes_left is None or self.writes_left >= 0
@@ -152,13 +154,13 @@ class World:
         await self.holders.reconcile(name)
 
     async def until(self, true: Callable[[], bool]) -> None:
-        """Wait until a condition about the server is true."""
+        """Wait until `true()` returns True. It is called again after each change of an object on the server."""
         async with asyncio.timeout(PATIENCE_S):
             while not true():
                 await self.server.storage.wait(self.server.storage.version)
 
     async def until_answered(self, tenant: str) -> None:
-        """Wait until placement has explained why a tenant has no place, or not the share that it requests."""
+        """Wait until placement has refused a tenant: its first placement, or another share that it requests."""
         async with asyncio.timeout(PATIENCE_S):
             while not ((memo := self.memos.of(tenant)).refusal or memo.resize_refusal):  # noqa: ASYNC110 - nothing is written that could be waited for
                 await asyncio.sleep(0)
@@ -172,8 +174,8 @@ class World:
         return max(0.0, timer.when() - asyncio.get_running_loop().time()) if timer is not None else None
 
     def looks_again(self, within: float, key: str = "", queue: WorkQueue[str] | None = None) -> bool:
-        """Return True if a key (by default `one`) is due again within this many seconds, less the time that a busy
-        machine has used."""
+        """Return whether a key (default: the SharePod `one`) is due again after `within` seconds. Up to `PATIENCE_S`
+        fewer also count, because a busy machine may have used that time."""
         due = self.due_in(key or self.tenant, queue)
         return due is not None and max(0.0, within - PATIENCE_S) <= due <= within
 
@@ -348,13 +350,14 @@ class World:
     # Ways to a state
 
     async def gated(self, **spec: Any) -> None:
-        """Create a SharePod whose Pod waits for its share. Placement has its request, and waits for `place`."""
+        """Create a SharePod whose Pod waits for its share. The placement loop has its request, and decides once the
+        test calls `place`."""
         self._placing = False
         self.sharepod(**spec)
         await self.look()
 
     def place(self) -> None:
-        """Let placement go on."""
+        """Let the placement loop decide again."""
         self._placing = True
         self.loop.room_changed()
 

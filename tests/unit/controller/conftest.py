@@ -15,7 +15,7 @@ QUOTING = ("Invalid", "PodForbidden", "PodRefused", "PodFailed", "AllocationTake
 
 @pytest.fixture(autouse=True)
 def short_events(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fail a test in which the operator records an Event with more words."""
+    """Fail a test in which the operator records an Event of more than `MOST_WORDS` words."""
     longer: list[str] = []
     record = Events._record
 

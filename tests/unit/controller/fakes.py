@@ -95,7 +95,7 @@ class FakeServer:
 
 
 def unavailable() -> UnavailableError:
-    """No answer in time."""
+    """Return the error of a call that got no answer in time."""
     return UnavailableError("call", 0, "TimeoutError", "no answer in time")
 
 

@@ -26,7 +26,7 @@ START = 1_767_225_600.0
 HEAD_RESERVATION_FOR = 36000.0
 FAIR_WAIT = 5000.0
 _MOMENT_S = 0.001
-"""Seconds, less than any timer of the loop."""
+"""Seconds for which `settle` waits. Less than any timer of the loop, so no timer fires in this time."""
 
 
 def node_state(name: str, gpus: int = 1) -> NodeState:

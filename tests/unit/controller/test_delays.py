@@ -24,7 +24,7 @@ from unit.controller.test_operator import an_operator, running, until
 NODES = 3
 GPUS = 4
 NAMES = 14
-"""Most SharePods, each with 0.2 to 0.6 of a GPU. At times they request more than there is."""
+"""Largest number of SharePods at one time. Each requests 0.2 to 0.6 of a GPU, so all of them may exceed the GPUS."""
 DOINGS = 60
 EXPIRED = Refused(410, "Expired", "too old resource version")
 LONGEST_UNSERVED_S = 0.4

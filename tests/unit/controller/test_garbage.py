@@ -25,7 +25,7 @@ class Cycle:
 
 @pytest.fixture
 def looks() -> Iterator[list[int]]:
-    """Return the objects that each collection of two or more generations has visited."""
+    """Return, for each collection of two or more generations so far, the number of objects that it has visited."""
     found: list[int] = []
 
     def look(phase: str, collection: dict[str, Any]) -> None:
@@ -80,7 +80,8 @@ def test_a_collection_looks_at_few_new_objects_however_many_are_made_and_known(l
 async def test_what_replaces_older_objects_is_looked_at_in_time(
     looks: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python counts no new objects if as many objects are freed as are created."""
+    """Python counts created objects less freed ones, so this program never reaches the threshold of a collection.
+    `_PERIOD_S` starts one."""
     monkeypatch.setattr(garbage, "_PERIOD_S", 0.0)
     with Garbage(lambda: 0.0) as collecting:
         known = make_many()

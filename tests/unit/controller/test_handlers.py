@@ -22,7 +22,7 @@ RUN = ["run", "-m", "sharepod.controller.handlers", "--all-namespaces", "--stand
 
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Set the operator's settings for the API server at a URL."""
+    """Return a function that sets the operator's environment variables for the API server at a URL."""
 
     def set_for(url: str, **settings: str) -> None:
         chosen = {

@@ -17,7 +17,8 @@ from screen import Screen
 def made(
     monkeypatch: pytest.MonkeyPatch, *, node: str | None, images: str | None, with_roots: bool = True
 ) -> tuple[Delivery | str, str]:
-    """Make the images; return them or the reason, and the output. `node`, `images`: why this machine has none."""
+    """Make the images; return them or the reason, and the output. `node`, `images`: reason why this machine can run no
+    node or make no images; None if it can."""
     monkeypatch.setattr(RealNode, "unavailable", staticmethod(lambda: node))
     monkeypatch.setattr(playground, "why_no_images", lambda: images)
     out = io.StringIO()

@@ -18,7 +18,7 @@ BYTES = 60_000
 
 @pytest.fixture(scope="module")
 def recording() -> ModuleType:
-    """docs/recording.py as a module."""
+    """Return docs/recording.py as a module."""
     spec = importlib.util.spec_from_file_location("docs_recording", ROOT / "docs" / "recording.py")
     assert spec is not None
     assert spec.loader is not None

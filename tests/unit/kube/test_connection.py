@@ -263,7 +263,7 @@ async def test_a_page_is_read_item_by_item_and_one_that_cannot_be_read_costs_its
 async def test_a_page_is_read_to_its_end_while_more_of_it_arrives_but_not_for_ever(
     scripted: Scripted, api: Connection, monkeypatch: pytest.MonkeyPatch, timeouts: int, whole: bool
 ) -> None:
-    """Each piece of the page comes 0.25 s after the one before. A silence of two seconds would exceed the timeout."""
+    """Each chunk of the page arrives 0.25 s after the one before. A silence of two seconds would exceed the timeout."""
     monkeypatch.setattr(connection, "_PAGE_TIMEOUTS", timeouts)
     taken: list[object] = []
 

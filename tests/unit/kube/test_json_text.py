@@ -159,7 +159,8 @@ def test_a_value_is_passed_over_to_its_end_in_stretches_of_any_size(value: Any, 
 
 
 def test_of_an_object_that_nests_deep_few_brackets_are_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any user may write 1 MiB of brackets into the managedFields of a Pod, and change them repeatedly."""
+    """Any user may write 1 MiB of brackets into the managedFields of a Pod, and change them repeatedly. So the reader
+    skips them by searches, and reads few characters one by one."""
     fields = f'{{"f:deep":{deep(2_000)},' + ",".join(f'"f:{number:x}":{{}}' for number in range(80_000)) + "}"
     turns = 0
     turn = json_text._Skipped._turn

@@ -18,7 +18,7 @@ _HERE = Path(__file__).parent
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build them before the time of the first test counts, if the environment has BUILD_PROMETHEUS."""
+    """Build both programs before the timeout of the first test begins, if the environment has BUILD_PROMETHEUS."""
     if os.environ.get("BUILD_PROMETHEUS") and any(_HERE in item.path.parents for item in session.items):
         try:
             for tool in (PROMETHEUS, DASHBOARD_SCHEMA):

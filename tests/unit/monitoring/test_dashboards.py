@@ -163,7 +163,8 @@ def metrics_of_a_new_operator() -> str:
 
 
 async def test_rates_and_increases_read_series_that_exist_before_their_first_event(tmp_path: Path) -> None:
-    """Prometheus counts no increase for the first sample of a series."""
+    """Prometheus counts no increase for the first sample of a series, so a series that begins with its first event
+    hides that event."""
     asked = [*(query for _, query in queries()), *(rule["expr"] for rule in RULES)]
     counted = {name for query in asked for name in re.findall(r"(?:rate|increase)\((sharepod_\w+)", query)}
     text = metrics_of_a_new_operator()

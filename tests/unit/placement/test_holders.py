@@ -91,7 +91,7 @@ def test_no_holder_is_asked_for_where_the_plugin_offers_a_gpu_that_the_agent_doe
 
 
 def whole(gpus: int = 1, **needs: Any) -> PodNeeds:
-    """Needs of a pod that waits for whole GPUs."""
+    """Return the needs of a pending pod that requests `gpus` whole GPUs of the device plugin."""
     return PodNeeds(resources=Resources(extended={DEVICE_PLUGIN_RESOURCE: gpus}), **needs)
 
 

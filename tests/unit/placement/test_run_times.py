@@ -20,7 +20,7 @@ def learned(*runs: float, kind: Kind = BATCH) -> RunTimes:
 
 @pytest.mark.promise("placement-head-soonest")
 @given(st.lists(st.floats(1, 1e6), min_size=10, max_size=300), st.floats(0, 2e6))
-# the sum of the age and the difference is rounded to less than the run
+# here age + (run - age) is less than the run, by rounding
 @example([968552.9934972384] * 12, 274085.69597705343)
 def test_four_fifths_of_the_runs_that_lasted_longer_end_within_what_is_expected(runs: list[float], age: float) -> None:
     left = learned(*runs).left(BATCH, age)

@@ -27,7 +27,8 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Crowded:
-    """Server with a guard. While `answering` or `reviewing` is set, running requests continue."""
+    """HTTP server whose reads need authorization. A test clears `answering` to hold answers back, and `reviewing` to
+    hold the API server's reviews back."""
 
     def __init__(self) -> None:
         self.answering, self.asked = asyncio.Event(), asyncio.Event()

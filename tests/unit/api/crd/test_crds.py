@@ -179,7 +179,7 @@ def test_what_stays_is_ruled_at_its_own_field_as_a_rule_of_the_whole_spec_costs_
     spec = schema_of(checked_in)["properties"]["spec"]
     assert [rule["rule"] for rule in spec["x-kubernetes-validations"]] == ["has(self.gpu) == has(oldSelf.gpu)"]
     for name, field in spec["properties"].items():
-        stays = name not in OWN_FIELDS and name != "overhead"  # quantities, which CEL cannot compare
+        stays = name not in OWN_FIELDS and name != "overhead"  # `overhead` has quantities, which CEL cannot compare
         ruled = "self == oldSelf" in [rule["rule"] for rule in field.get("x-kubernetes-validations", [])]
         assert ruled is stays, name
 

@@ -18,7 +18,7 @@ from sharepod.kube import Json, UnavailableError
 
 
 def about(namespace: str, name: str = "a") -> ObjectFacts:
-    """Return an object's facts as far as an Event names it."""
+    """Return the facts of an object that an Event about it contains: namespace, name and uid."""
     return cast(ObjectFacts, SimpleNamespace(namespace=namespace, name=name, uid=f"{namespace}/{name}"))
 
 

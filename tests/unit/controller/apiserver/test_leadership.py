@@ -17,7 +17,7 @@ from unit.controller.fakes import FakeServer, unavailable
 
 DURATION, DEADLINE, RETRY = 15.0, 10.0, 2.0
 _SURELY = 5
-"""Number of steps of which at least one surely had an answer."""
+"""Steps after which a process has surely read the Lease once, although calls are lost at random."""
 
 
 class World:

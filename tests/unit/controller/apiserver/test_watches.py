@@ -133,7 +133,8 @@ async def test_a_kind_whose_versions_hide_that_they_went_back_is_replaced_with_t
         while world.watches.gpunodes.listed is not served:  # noqa: ASYNC110 - the test polls
             await asyncio.sleep(0.01)
         storage.restore(backup)
-        for number in range(10):  # enough writes that the GPUNodes do not notice, but the Leases do
+        # the GPUNodes' version rises above its former value, which hides the restore; the Leases' version stays below
+        for number in range(10):
             world.create("nodes", f"after-{number}", labels={POOL_LABEL: "dedicated"}, spec={})
         world.server.cut_watches()
         while not world.replaced:  # noqa: ASYNC110 - the test polls

@@ -99,7 +99,7 @@ def test_a_gated_pod_that_carries_less_than_is_asked_for_by_now_is_taken_back(li
     rows = reserved(pod_uid="pod-1")
     assert isinstance(step(sharepod(), waits), TakeBackPod)
     assert isinstance(step(sharepod(), waits, rows), TakeBackPod), "no gate is opened for an uncounted Pod"
-    # the share was lowered, and a LimitRange added a default
+    # the Pod's line exceeds the share: the request was lowered, and a LimitRange added a default for memory
     more = pod(gated=True, line={MILLI: "500", MEMORY: "4096"})
     assert step(sharepod(), more) == Place()
     assert isinstance(step(sharepod(), more, rows), OpenGate)

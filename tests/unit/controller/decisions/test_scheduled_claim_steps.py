@@ -203,7 +203,7 @@ class Life:
         self.refused = self.pod == "waits"
 
     def _returns(self) -> None:
-        """The next Pod comes."""
+        """Create the next Pod, once the former one's entry is removed."""
         if self.pod == "deleted" and not self.reserved:
             self.pod, self.refused = "waits", False
 

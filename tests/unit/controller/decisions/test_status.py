@@ -107,7 +107,8 @@ def test_a_condition_keeps_its_time_until_its_status_turns() -> None:
 
 
 def test_one_whose_pod_is_gone_and_cannot_be_made_again_does_not_wait_for_room() -> None:
-    """Its Pod waited for room, and was deleted after a quota had become smaller. So it does not wait for room now."""
+    """The SharePod's Pod waited for room and was deleted, and a smaller quota now forbids the next Pod. So the status
+    names the quota, not the room."""
     blocked = Blocked(BlockedReason.FORBIDDEN, "exceeded quota", until=1.0)
     own = again(compose(sharepod(), inputs(sharepod(), pod(gated=True), refusal=REFUSAL)))
     assert condition(compose(own, inputs(own, pod(gated=True), refusal=REFUSAL)), "Ready") == ("False", "NoRoom")

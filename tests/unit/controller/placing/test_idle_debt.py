@@ -43,7 +43,7 @@ def test_no_pause_is_longer_than_a_day_and_in_the_long_run_no_more_stands_idle(
     debt.gpus = 10
     for seconds, wants in steps:
         kept = wants and debt.paid_in_s() == 0
-        # a pass that takes less than the longest pause pays off idle debt
+        # a step whose idle time can be paid off within the longest pause; the ratio does not bound longer ones
         seconds = min(seconds, LONGEST_PAUSE_S * ratio)
         now += seconds
         debt.count(now, 10.0 if kept else 0.0)

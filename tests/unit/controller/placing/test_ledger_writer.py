@@ -234,7 +234,7 @@ async def test_what_is_decided_during_a_write_goes_into_the_next_one() -> None:
 
 
 def _raise(operator: Operator, milli: int) -> None:
-    """Change the share of tenant `one`."""
+    """Change the request of tenant `one` to `milli` thousandths of a GPU."""
     answer = resize(
         operator.state.cluster,
         TenantId("one"),

@@ -33,7 +33,8 @@ async def three_movers(**options: Any) -> AsyncIterator[Playing]:
 
 
 async def goes_by_the_next_look(world: Playing, *, ends_by: str | bool = True) -> None:
-    """Evict each chosen mover, so that it ends within the given time, and run the loop for a minute."""
+    """Delete the Pod of each chosen mover, with a grace period that ends at `ends_by`, and run the loop for a
+    minute."""
     for _ in range(4):
         for (tenant,), _ in moves(world):
             world.deletes(tenant, ends_by=ends_by)

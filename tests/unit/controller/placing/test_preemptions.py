@@ -221,7 +221,8 @@ async def test_those_that_nobody_can_make_room_for_do_not_keep_the_others_from_p
             await world.want(f"pair{number}", 0.5, priority=9, count=2)
         await world.want("helped", 0.3, priority=5, memory="12Gi")
         for _ in range(30):
-            world.node("b", gpus=0)  # another change that may make room happens all the time
+            # each second a node changes, which might make room: the loop tries all requests again
+            world.node("b", gpus=0)
             await world.later(1)
         assert [item.request.tenant for item in world.begun] == ["helped"]
 

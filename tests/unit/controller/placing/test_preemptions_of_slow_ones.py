@@ -24,7 +24,8 @@ def evicted(world: Playing) -> list[tuple[str, ...]]:
 
 
 async def goes_slowly(world: Playing, ends_by: str) -> None:
-    """Let each evicted tenant end by its given time, and run the loop for a minute."""
+    """Delete the Pod of each evicted tenant, with a grace period that ends at `ends_by`, and run the loop for a
+    minute."""
     for _ in range(4):
         for (tenant,) in evicted(world):
             world.deletes(tenant, ends_by=ends_by)

@@ -91,7 +91,8 @@ def test_a_moment_without_an_agent_is_told_of_if_somebody_has_seen_it() -> None:
         world.agents.put(world.lease(node, renewed=world.wall))
     assert world.agents.changed(["a", "b"]) == ["a", "b"]
     world.pass_time(21)
-    assert not world.agents.alive("a")  # so a waiting tenant, for example, gets this as a reason
+    # a reader saw that agent a was away, so its return is a change; no reader saw agent b away
+    assert not world.agents.alive("a")
     for node in ("a", "b"):
         world.agents.put(world.lease(node, renewed=world.wall))
     assert world.agents.changed(["a", "b"]) == ["a"]

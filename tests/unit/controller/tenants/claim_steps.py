@@ -11,7 +11,7 @@ UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "message": "0/2 node
 
 
 async def placed(world: World, *claims: str, pod: str = "user") -> None:
-    """Wait until the claims have their rows. Their leader's decision covers all of them."""
+    """Reconcile the claims of one Pod, and wait until all have their rows: one decision places all of them."""
     for claim in claims or ("share",):
         await world.look_at_claim(claim)
     wanted = {world.claim_uid(claim) for claim in claims or ("share",)}

@@ -29,7 +29,7 @@ def of_pool(world: World, pool: str = "scheduler") -> None:
 
 
 def given(world: World, name: str = "share", *, milli: int = 400) -> None:
-    """kube-scheduler allocates a claim."""
+    """Allocate a claim, as kube-scheduler does."""
     consumed = {"timeMilli": str(milli), "limitMilli": "1k", "memory": "1Gi", "tenants": "1"}
     result = {"request": "gpu", "driver": "scheduler.sharepod.dev", "pool": "node-a", "device": "gpu-node-a-0"}
     allocation = {"devices": {"results": [{**result, "consumedCapacity": consumed}]}}

@@ -189,7 +189,8 @@ async def test_a_change_that_arrives_while_the_status_is_written_is_shown(
 
 
 async def test_a_status_that_cannot_be_applied_is_merged(world: World) -> None:
-    """Server-side apply sets a list to null if its last entry is removed and another manager also owns it."""
+    """Server-side apply sets a list to null if its last entry is removed and another manager also owns it. The API
+    server refuses the null, so the operator sends the status as a merge patch."""
     world.server.fail("patch", "sharepods", refusal=Refused(422, "Invalid", "status.gpus: Invalid value: null"))
     world.now += 1
     await waits_for(world, "one")

@@ -40,7 +40,7 @@ async def test_a_request_that_gives_up_delays_no_other() -> None:
     cancelled.cancel()
     turns.end()
     await last
-    for _ in range(3):  # at each moment, including the moment of its turn
+    for _ in range(3):  # a review that is cancelled in the moment of its turn ends that turn
         await turns.begin("a")
         late = asyncio.create_task(turns.begin("b"))
         await asyncio.sleep(0)

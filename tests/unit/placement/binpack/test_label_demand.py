@@ -65,7 +65,7 @@ def test_sixteen_labels_of_two_take_sixteen_gpus() -> None:
 
 
 def test_of_the_gpus_of_a_label_the_fullest_is_taken_whatever_others_ask_for() -> None:
-    """The other requests are for halves, so it would cost much to use a part of a GPU without a label."""
+    """The expected requests are for 0.5, so a place on a GPU without a label would destroy much usable capacity."""
     cluster = cluster_of(node("node-a", 1), node("node-b", 1))
     put(cluster, ask("emptier", 300, exclusion="x", uuids=["GPU-node-a-0"]))
     put(cluster, ask("fuller", 500, exclusion="x", uuids=["GPU-node-b-0"]))
@@ -195,7 +195,7 @@ def test_numbers_of_labels_that_nobody_has_any_more_are_given_again() -> None:
 
 
 def test_the_demand_without_a_label_is_added_up_once() -> None:
-    """A decision needs the sum, and a cluster may have thousands of labels."""
+    """Each decision needs the sum over all labels, of which a cluster may have thousands. So the sum is cached."""
 
     class Shares(dict[LabelKey, float]):
         asked = 0
@@ -237,7 +237,7 @@ def test_a_gpu_beside_whose_tenants_there_is_room_is_found_whatever_labels_came_
 
 @pytest.mark.parametrize("tenant", ["anti-affinity", "interactive"])
 def test_a_decision_does_not_look_at_each_gpu_that_keeps_it_off(tenant: str) -> None:
-    """The work is counted in lines of Python, because C examines all GPUs."""
+    """The C code examines every GPU quickly, so the test counts only executed lines of Python."""
 
     def asked(name: str, **fields: Any) -> PlacementRequest:
         request = ask(name, 300, anti_affinity="x" if tenant == "anti-affinity" else None, **fields)

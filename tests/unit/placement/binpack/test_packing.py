@@ -203,7 +203,8 @@ def test_what_happens_between_the_slices_of_a_renewal_is_in_the_sums_at_its_end(
             cluster.remove_node(f"node-{step // 3}")
             cluster.upsert_node(node(f"new-{step}", 8))
         elif disturb == "fewer nodes" and packing._scorer._number > known:
-            known = packing._scorer._number + 9  # after the sums have begun, all arrays are rebuilt once, for one node
+            # once, after the summation has begun: only one node is left, and all arrays are rebuilt for it
+            known = packing._scorer._number + 9
             for number in range(1, 6):
                 cluster.remove_node(f"node-{number}")
             cluster.upsert_node(node("node-0", 8))

@@ -15,8 +15,8 @@ def _class(count: int, milli: int, cpu: int, models: tuple[str, ...] = ()) -> De
 
 
 def _weights(shares: dict[DemandClass, float], copies: dict[DemandClass, float], idle: float) -> dict[str, list[float]]:
-    """Return the weights by GPU model, in the order of the demand classes. "" stands for a model that is first
-    seen later."""
+    """Return, by GPU model, the weight of each demand class in the order of `shares`. "" stands for models that are
+    first seen later."""
     usable = UsableCapacity(shares, models=["a", "b"], sizes=[Bytes(1 << 30)])
     for _ in usable.weigh_by_scarcity(np.array([copies[known] for known in shares]), idle):
         pass
