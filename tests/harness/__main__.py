@@ -39,7 +39,7 @@ _PACKAGES = Path(__file__).parent.parent
 
 @dataclass(frozen=True)
 class Standing:
-    """Record of a cluster that stays."""
+    """Record of a cluster that `up` started, so that `down` can end it."""
 
     name: str
     state: str
@@ -152,7 +152,8 @@ def _env(name: str) -> int:
 
 
 def _play(server: str, ca: Path) -> int:
-    """The fake nodes' kubelets, until ended; the admin's token comes in the environment."""
+    """Play the fake nodes' kubelets until this process is ended. The environment variable TOKEN has the admin's
+    token."""
     from harness.api import Api
 
     with FakeKubelets(Api(server, ca, os.environ.pop("TOKEN"))):

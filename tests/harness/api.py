@@ -130,7 +130,7 @@ class Api:
         return patched
 
     def apply(self, path: str, body: Object, *, manager: str = "harness") -> Object:
-        """Server-side apply."""
+        """Apply `body` to the object at `path` (server-side apply); conflicts with other managers are overridden."""
         query = {"fieldManager": manager, "force": "true"}
         applied: Object = self.request("PATCH", path, body, query=query, content_type=APPLY)
         return applied

@@ -29,7 +29,7 @@ REQUIRED = ("etcd", "kube-apiserver", "kubectl")
 OPTIONAL = ("kube-controller-manager", "kube-scheduler", "kubelet")
 """Programs that setup-envtest does not install."""
 OLDEST = (1, 30)
-"""Kubernetes to whose API SharePod is written: policies (ValidatingAdmissionPolicy) are stable there."""
+"""Oldest Kubernetes version that SharePod supports, because ValidatingAdmissionPolicy is stable from it on."""
 EMULATED_MINORS = 3
 """Minor versions below its own that a component of Kubernetes can emulate (`--emulated-version`)."""
 AHEAD_MINORS = 1

@@ -50,8 +50,8 @@ _TELLING_PART = 0.05
 """Part of the packages that must be compiled before the remaining time is printed. At first only Go's own small
 packages are compiled, which distorts an estimate."""
 _NO_DWARF = "-gcflags=all=-dwarf=false"
-"""Without debugging data, which the linker drops anyway (-w): a seventh less of the compiler's time, a quarter less of
-its disk."""
+"""Flag that omits debugging data, which the linker would drop (-w). It saves a seventh of the compile time and a
+quarter of the disk."""
 _LINK_S = 40.0
 """Seconds from the last package to the linked program, on two cores."""
 
@@ -141,7 +141,7 @@ def _side_by_side(found: Assets, own: Path) -> Path:
 
 
 def own_programs(release: Built = CURRENT) -> Path:
-    """The directory of the programs that this harness builds, built now if they are not there yet."""
+    """Return the directory of the programs of a release. They are built now if the cache lacks them."""
     build_missing(release)
     path = built(release)
     assert path is not None, "build_missing raises where it builds nothing"
@@ -149,13 +149,15 @@ def own_programs(release: Built = CURRENT) -> Path:
 
 
 def build_missing(*releases: Built) -> None:
-    """Build the missing releases, one after the other, with one cache of Go: they share its library."""
+    """Build the releases that the cache lacks, one after the other. They share one Go build cache, so Go's standard
+    library is compiled once."""
     if all(map(built, releases)):
         return
     cache = cache_dir()
     with exclusive(cache / "build.lock", what="building the test cluster's programs", timeout=_BUILD_TIMEOUT):
         missing = [release for release in releases if built(release) is None]
-        for left in cache.glob("building-*"):  # of a killed builder: this process has the lock, so no other uses them
+        # left by a killed builder: this process holds the lock, so no builder uses them
+        for left in cache.glob("building-*"):
             _remove(left)
         work = Path(tempfile.mkdtemp(prefix="building-", dir=cache))
         try:
@@ -179,7 +181,7 @@ def _build(release: Built, cache: Path, work: Path) -> None:
     packages = _list_packages(release, go, environment, began)
     result = work / "bin"
     result.mkdir()
-    # With the slash it is a folder: each program is named after its package.
+    # The slash makes the output a folder, in which each program is named after its package.
     output = ["-o", f"{result}/"]
     flags = [*release.selection, *release.flags, _NO_DWARF]
     command = [str(go.program), "build", "-v", *flags, *output, *release.packages]
@@ -250,7 +252,7 @@ def _environment(go: Go, work: Path, *, cgo: bool) -> dict[str, str]:
         "GOTOOLCHAIN": "local",
         "GOWORK": "off",
     }
-    if go.own:  # this user has no Go of his own, so no module cache is created in the home directory either
+    if go.own:  # Go is the harness's own, so the module cache is kept out of the user's home directory
         environment["GOMODCACHE"] = str(work / "modules")
     return environment
 

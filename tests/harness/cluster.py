@@ -36,7 +36,8 @@ from harness.fakes import fake_node
 from harness.services import Service, Services
 
 _START_TIMEOUT = 60.0
-# below the kernel's range for outgoing connections, so that no such connection takes the port before its server does
+# Below the operating system's range for outgoing connections, so that no connection takes a port before its server
+# binds it.
 _PORTS = range(20_000, 30_000)
 
 
@@ -133,7 +134,7 @@ class Cluster:
         write_private(self._layout.tokens, f"{self.admin_token},admin,1,system:masters\n".encode())
         self.api = Api(self.server, self.ca, self.admin_token)
         self.kubeconfig = self.kubeconfig_for(self.admin_token, name="admin")
-        # by name: command lines of the API server's clients, which end and start with it
+        # By component name: command lines of scheduler and controller manager, which end and start with the API server.
         self._clients: dict[str, list[str]] = {}
         if scheduler:
             config = self.user_kubeconfig("system:kube-scheduler")
@@ -351,7 +352,7 @@ class Cluster:
         return names
 
     def pods(self, namespace: str, *, selector: str = "") -> list[Object]:
-        """The Pods of a namespace, by label selector."""
+        """Return the Pods of a namespace that match a label selector."""
         items: list[Object] = self.api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector=selector)["items"]
         return items
 

@@ -71,7 +71,7 @@ class Delivery:
                 node.tag_image(image.name, names[part])
 
     def install(self, cluster: Cluster, node: Node) -> None:
-        """Apply the manifests as they are, and wait until operator and agents run."""
+        """Import the images and apply the unchanged manifests; wait until operator and agents run."""
         self.load(node, self.names(cluster))
         _apply(cluster, self.manifests)
 

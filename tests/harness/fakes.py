@@ -41,7 +41,7 @@ def _now() -> str:
 
 
 def fake_node(name: str, *, cpu: str, memory: str, pods: int, labels: Mapping[str, str]) -> Object:
-    """A Node as a healthy kubelet would report it. `cpu`, `memory`: Kubernetes quantities."""
+    """Return a Node as a healthy kubelet reports it. `cpu`, `memory`: Kubernetes quantities."""
     room = {"cpu": cpu, "memory": memory, "pods": str(pods), "ephemeral-storage": "1Ti"}
     now = _now()
     healthy = {"lastHeartbeatTime": now, "lastTransitionTime": now, "reason": "Fake", "message": "a node of the test"}
@@ -93,7 +93,7 @@ class FakeKubelets:
         self._order = itertools.count()
         self._fake: set[str] = set()
         self._seen: dict[str, set[str]] = {}  # pod UID: steps planned
-        self._pods: dict[str, Object] = {}  # by UID: the pod as the watch last showed it
+        self._pods: dict[str, Object] = {}  # pod UID: the pod as the watch last showed it
         self._stopped = threading.Event()
         self._watch: Watch | None = None
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._observe, self._act)]

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 _STOLEN = 8
-"""Index of a field in the first line of /proc/stat: time that the host took from all processors, in ticks."""
+"""Index of the field `steal` in the first line of /proc/stat: time that the host took from all processors, in ticks."""
 
 
 class Stolen:

@@ -1,7 +1,7 @@
 """Small inference server on a simulated GPU: `inference_server.py MICROSECONDS`, on a port of its choice.
 
-Each GET runs one kernel of so many microseconds and is answered with the pid when the kernel has ended. The server
-prints its address once it listens. At SIGTERM it accepts no further connection, answers pending requests, and ends.
+Each GET runs one kernel of MICROSECONDS. Once the kernel has ended, the answer is the server's pid. The server prints
+its address once it listens. At SIGTERM it accepts no further connection, answers pending requests, and ends.
 """
 
 from __future__ import annotations

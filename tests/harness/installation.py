@@ -54,8 +54,8 @@ def rendered(kubectl: Path, *components: str, manifests: Path = MANIFESTS) -> li
 
 
 def await_in_force(cluster: Cluster, *, timeout: float = 30.0) -> None:
-    """Wait until both kinds are served and the policies are enforced. It is enough to check the binding that is applied
-    last."""
+    """Wait until SharePods are served and the policies are enforced. The function checks only the policy binding that
+    is applied last."""
     unmeant: Object = {
         "apiVersion": "sharepod.dev/v1alpha1",
         "kind": "SharePod",

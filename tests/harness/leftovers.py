@@ -47,7 +47,7 @@ class Leftovers:
         return self._objects() - self._before
 
     def _delete(self, path: str) -> None:
-        with suppress(ApiError):  # another client has deleted it, or it is being deleted
+        with suppress(ApiError):  # another client has deleted the object, or its deletion is under way
             self._api.delete(path, grace=0)
 
     def _objects(self) -> set[str]:

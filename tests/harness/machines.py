@@ -1,4 +1,4 @@
-"""Node with simulated GPUs, and the time that each program has got on them by the devices' own accounts.
+"""Node with simulated GPUs. The simulated devices count the time of each program, from which shares are measured.
 
 Programs run in containers on a real node, or, without root, as plain processes under the hook.
 """
@@ -36,7 +36,8 @@ LIBNVML = ROOT / "build" / "doubles" / "libnvml" / "libnvidia-ml.so.1"
 PROGRAM = ROOT / "build" / "programs" / "launchloop"
 IMAGE = "sharepod.test/launchloop:1"
 AGENTS = "pgrep -f '[s]harepod-agent'"
-"""Shell command that prints the pids of agents, as processes and in containers. The brackets keep its own shell out."""
+"""Shell command that prints the pids of agents, as processes and in containers. The brackets keep the pattern from
+matching the command's own shell."""
 
 
 class Machine(ABC):
@@ -78,8 +79,8 @@ class Machine(ABC):
         """Start and end programs so that they match the Pods. Called repeatedly while the demo waits."""
 
     def busy_ns(self) -> dict[tuple[str, str], int]:
-        """Return, by (SharePod, GPU UUID), the device time in ns that it has got so far, by the device's own
-        account."""
+        """Return, by (SharePod, GPU UUID), the busy time in ns that the simulated device has counted for the SharePod
+        so far."""
         total: dict[tuple[str, str], int] = {}
         for client in read_state(self.state).clients:
             sharepod = client.label.split("/")[1]

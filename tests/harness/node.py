@@ -2,8 +2,8 @@
 
 Everything runs in the node's own mount and process-id namespaces, under a supervisor that is its process 1. In them the
 usual paths are the node's (/var/lib/kubelet, /var/lib/sharepod, /run/containerd, ...), mounts are shared as on a real
-node (Bidirectional propagation works), and "the host's processes" are the node's. The network is the machine's: the
-kubelet reaches the API server on loopback, and a test reaches pods by their address.
+node (Bidirectional propagation works), and "the host's processes" are the node's. The network namespace is the
+machine's: the kubelet reaches the API server on loopback, and a test reaches pods by their address.
 
 Guarantees:
 - The kubelet has only the rights of system:node:NAME; no part of it is anonymous.
@@ -57,8 +57,9 @@ CUDA_IMAGE = "docker.io/nvidia/cuda:12.9.1-base-ubuntu24.04"
 
 _BRIDGE = "shp0"
 _BRIDGE_MAC = "02:73:68:70:00:01"
-"""MAC address of the bridge. Without a fixed address the bridge takes the lowest address of its ports. When that pod
-ends, the other pods reach neither node nor API server until their neighbour entries expire, up to 45 s later."""
+"""MAC address of the bridge. Without a fixed address the bridge takes the lowest address of its ports. When the pod of
+that port ends, the bridge's address changes, and the other pods reach neither node nor API server until their neighbour
+entries expire, up to 45 s later."""
 _START_TIMEOUT = 90.0
 # A bind mount belongs to the peer group of its source. Making it private and then shared gives it a group of its own.
 # Otherwise mounts beneath it would appear a second time beneath its source.
@@ -180,7 +181,7 @@ class Node:
         return self.services.start(name, self._kubelet_command, grace=0.0)
 
     def kubelet_log_tail(self, lines: int = 60) -> str:
-        """The last lines of the kubelet's log, under a heading that names the file."""
+        """Return the last lines of the kubelet's log, under a heading that names the file."""
         return self._kubelet.log_tail(lines)
 
     def restart_kubelet(self, while_down: Callable[[], object] = lambda: None) -> None:
@@ -345,9 +346,9 @@ class Node:
     ) -> None:
         """Set the GPUs that the runtime `nvidia` gives to containers created from now on, and their CDI devices.
 
-        `libcuda`, `libnvml`: put into them as libcuda.so.1 and, by the runtime, as libnvidia-ml.so.1.
-        `state`: the simulated devices' shared file, put into them writable
-        (it must be so for every user); the container's FAKE_CUDA_STATE, FAKE_CUDA_VISIBLE and FAKE_CUDA_LABEL
+        `libcuda`, `libnvml`: put into the containers as libcuda.so.1 and, by the runtime, as libnvidia-ml.so.1.
+        `state`: the simulated devices' shared file, which every user must be able to write. It is mounted writable into
+        the containers, and their variables FAKE_CUDA_STATE, FAKE_CUDA_VISIBLE and FAKE_CUDA_LABEL
         (NAMESPACE/POD/CONTAINER) are set.
         """
         config = {

@@ -21,7 +21,7 @@ from harness.cache import acquire, cache_dir
 from harness.errors import NodeUnavailableError
 from harness.process import alive
 
-# record of the node that runs now, or of a node whose supervisor was killed
+# Record of the running node; after a kill of a node's supervisor, of that node.
 RECORD = Path("/run/sharepod-test-node.json")
 CNI_DIRECTORIES = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))
 CGROUPS = Path("/sys/fs/cgroup")
@@ -46,7 +46,7 @@ def cni_directory() -> Path | None:
 
 
 def missing_packages() -> list[str]:
-    """Debian packages to install before a node can run."""
+    """Return the Debian packages to install before a node can run."""
     missing = {package for program, package in _PACKAGE_OF.items() if shutil.which(program) is None}
     if cni_directory() is None:
         missing.add("containernetworking-plugins")

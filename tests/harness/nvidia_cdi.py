@@ -28,7 +28,7 @@ def specification(uuids: Sequence[str], markers: Path, *, libcuda: Path | None, 
     """
     files = [(libcuda, f"{LIBRARIES}/libcuda.so.1", "ro"), (state, _STATE, "rw")]
     mounts = [_mount(source, target, access) for source, target, access in files if source is not None]
-    # As in NVIDIA's specification, the value `void` prevents that the variable adds further devices.
+    # As in NVIDIA's specification: with the value `void`, NVIDIA's runtime adds no devices by the variable.
     env = ["NVIDIA_VISIBLE_DEVICES=void", f"FAKE_CUDA_STATE={_STATE}", f"FAKE_CUDA_DEVICES={_DEVICES}"]
     devices = [
         {"name": name, "containerEdits": {"mounts": [_mount(markers / uuid, f"{_DEVICES}/{uuid}", "ro")]}}

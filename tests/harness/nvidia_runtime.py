@@ -67,8 +67,8 @@ def inject(spec: dict[str, Any], config: dict[str, Any]) -> bool:
         f"FAKE_CUDA_STATE={_STATE}",
         f"FAKE_CUDA_VISIBLE={','.join(gpu['uuid'] for gpu in gpus)}",
         f"FAKE_CUDA_LABEL={label}",
-        # The simulated devices know processes by the pids that these see themselves, which have no meaning in another
-        # container.
+        # The simulated devices record each process's pid as its own container sees it. In another container that pid
+        # has no meaning, so NVML lists no processes.
         "FAKE_NVML_PROCESSES=none",
     ]
     return True

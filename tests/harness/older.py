@@ -16,7 +16,7 @@ from harness.errors import HarnessError
 
 ROOT = Path(__file__).resolve().parents[2]
 OLDER = "35555fa560"
-"""Last commit before these features: several runs of a SharePod, claims, Interactive tenants and version 2 of the
+"""Last commit before four features: several runs of a SharePod, claims, Interactive tenants, version 2 of the
 protocol."""
 VERSION_2 = "75a627fca9"
 """Last commit before version 3 of the protocol, in which a hook samples its progress and tenants may co-run."""

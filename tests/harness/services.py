@@ -39,7 +39,7 @@ class Service:
     log: Path
 
     def status(self) -> int | None:
-        """Exit status; negative: the signal that ended the process. None while it runs."""
+        """Return the exit status; negative: the signal that ended the process. None while it runs."""
         status: int | None = self.services.ask(do="poll", name=self.name)["status"]
         return status
 
@@ -57,7 +57,8 @@ class Service:
         return status
 
     def wait(self, timeout: float) -> int:
-        """Wait for its end, at most `timeout` seconds; StartError with the log's tail if it still runs then."""
+        """Wait for the end of the process; return its exit status. Raises StartError with the log's tail after
+        `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while (status := self.status()) is None:
             if time.monotonic() > deadline:
@@ -66,7 +67,7 @@ class Service:
         return status
 
     def log_tail(self, lines: int = 30) -> str:
-        """The last lines of its output, under a heading that names the file."""
+        """Return the last lines of the process's output, under a heading that names the file."""
         try:
             text = self.log.read_text(errors="replace").splitlines()[-lines:]
         except OSError as error:
@@ -102,7 +103,8 @@ class Services:
                 stdin=subprocess.DEVNULL if detached else subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                # so that Ctrl-C at the terminal reaches only the harness; the closed lifeline then ends the supervisor
+                # so that Ctrl-C at the terminal reaches only the harness, whose end closes the lifeline and so ends the
+                # supervisor
                 start_new_session=True,
                 pass_fds=() if lock_fd is None else (lock_fd,),
                 env=dict(os.environ) | {"PYTHONPATH": str(_PACKAGES)},

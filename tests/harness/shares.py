@@ -4,10 +4,10 @@ The host of a virtual machine may take its processors for tens of milliseconds a
 agent cannot run, its tenant loses GPU time that cannot be restored. So a share may be lower by the stolen time, and a
 window with much stolen time is discarded and measured again.
 
-Other processes of the machine take as much: all Pods of a node together have the weight of one of them. So a node's
-shares are measured while its Pods have priority (`Machine.shares`). With 13 programs on six GPUs in turns, at a load of
-11 to 13 on two processors, each GPU is used 91.5 to 97.1 % of the time by kubelets' weights, 99.5 to 99.9 % by
-priority.
+Other processes of the machine can take more processor time still: all Pods of a node together have the weight of one
+process. So a node's shares are measured while its Pods have priority (`Machine.shares`). With 13 programs on six GPUs
+in turns, at a load of 11 to 13 on two processors, each GPU is used 91.5 to 97.1 % of the time by kubelets' weights,
+99.5 to 99.9 % by priority.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from dataclasses import dataclass
 from .host import Stolen
 
 POINTS = 2.0
-"""Percentage points by which a share may differ from the due one on a machine without stolen time."""
+"""Percentage points by which a share may differ from the due share on a machine without stolen time."""
 QUIET = 2.0
 """Percent of the processors' time that the host may take in a window that counts."""
 WINDOWS = 3
 """Most windows that are measured. The window with the least stolen time counts."""
 WINDOW_S = 10.0
-"""Seconds of a window. A turn lasts its request of 300 ms: one more or less of a tenant with 0.5 is 1.5 points."""
+"""Seconds of a window. A turn lasts at most the tenant's part of the target latency of 300 ms: with 0.5, one turn more
+or less is 1.5 points."""
 LONG_WINDOW_S = 15.0
-"""Seconds of a window in which turns of several tenants begin and end together."""
+"""Seconds of a window for GPUs on which the turns of several tenants begin and end together."""
 
 Tenant = tuple[str, str]
 """Name of the pod or SharePod, and UUID of the GPU."""
@@ -55,7 +56,7 @@ class Shares:
         return sum(share for (pod, _), share in self.percent.items() if pod == name)
 
     def expect(self, **due: float) -> None:
-        """AssertionError if a pod's share is not right."""
+        """Raise AssertionError if a pod's share is not right. `due`: due share by pod, in percent of one GPU."""
         for name, share in due.items():
             assert right(share, self.of(name), self.stolen), (name, share, self)
 

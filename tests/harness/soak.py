@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 FULL_SECONDS = 1200.0
 SLICE_SECONDS = 8.0
 SLICE_SEED = 1
-SOAKS = 5  # number of soaks in the suite that share SOAK_SECONDS: hook, memory, agent, placement, frames
+SOAKS = 5  # number of soaks in the suite, among which SOAK_SECONDS is divided: hook, memory, agent, placement, frames
 
 
 @dataclass

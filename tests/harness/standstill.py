@@ -13,8 +13,8 @@ from types import TracebackType
 
 _EVERY_S = 0.05
 LATE_S = 0.5
-"""Lateness of a clock reading, in seconds, from which it counts as a standstill. A busy machine delays a reading by
-less."""
+"""Delay of a periodic clock reading, in seconds, from which on it counts as a standstill. A busy machine delays a
+reading by less."""
 
 
 class Standstill:

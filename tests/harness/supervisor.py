@@ -1,4 +1,4 @@
-"""One small process that starts, watches and ends all others of a cluster or node.
+"""Supervisor of a cluster or node: one small process that starts, watches and ends all its other processes.
 
 Guarantees:
 - When it ends, all processes that it started, with their children, have ended, in the reverse order of their start.

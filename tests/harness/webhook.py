@@ -67,7 +67,7 @@ class Webhook:
         self.asked: list[Object] = []
         """AdmissionReview requests so far, in order of arrival."""
         self.answered = 0
-        """Number of requests that were answered, or for which the API server no longer waits."""
+        """Number of requests that were answered, or that the API server gave up before the answer."""
 
     def hold(self) -> None:
         """Answer no review from now on."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 _VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "HEAD": "get"}
 _OF_NAMESPACES = ("status", "finalize")
-"""Subresources of a Namespace. Here the part after the name is no resource: `namespaces/a/status`."""
+"""Subresources of a Namespace. In `namespaces/a/status` the part after the name is no resource in the namespace."""
 
 
 @dataclass(frozen=True, slots=True)

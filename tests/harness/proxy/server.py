@@ -4,7 +4,7 @@ Guarantees:
 - TLS on both sides, checked against the cluster's authority; the client's bearer token is forwarded.
 - Without a rule an answer passes byte for byte, a watch's events one by one as they arrive.
 - Only the first rule that matches a call applies.
-- It ends with its `with` block, whatever is then held back or silent.
+- The proxy ends with its `with` block, even if answers are still held back or silent.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CONNECT_S = 10.0
 _ANSWER_S = 30.0
 """Seconds that the test's own calls of the proxy may take."""
 _PIECE = 64
-"""Bytes that a slow answer brings at a time."""
+"""Largest part of a slow answer that is delivered at once, in bytes."""
 _REMEMBERED = 200_000
 """Calls that are remembered: more than a long benchmark makes."""
 
@@ -95,7 +95,7 @@ class FaultProxy:
 
     @property
     def server(self) -> str:
-        """URL of the proxy."""
+        """Return the URL of the proxy."""
         return f"https://{LOOPBACK}:{self._port}"
 
     def kubeconfig(self, token: str, name: str = "through-proxy") -> Path:
@@ -353,7 +353,7 @@ class FaultProxy:
             self._expected.remove(item)
 
     async def _may_pass(self, answer: _Answer) -> None:
-        """Wait while the answer is paused; without end if it is silent."""
+        """Wait while the answer is paused. If it is silent, wait until the client closes the connection."""
         for where, resumed in list(self._pauses):
             if where(answer.call):
                 await resumed.wait()
