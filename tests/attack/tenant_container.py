@@ -31,7 +31,7 @@ class TenantContainers:
     """Containers of tenants on a node: each program in a mount namespace of its own.
 
     Args:
-        root: empty folder for the agent's state and for what programs mount.
+        root: empty folder for the agent's state and for files that programs mount.
     """
 
     def __init__(self, root: Path) -> None:

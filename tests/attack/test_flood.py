@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(400)
 
 
 def longest(number: int) -> dict[str, Any]:
-    """Name and labels of the greatest length that the API server accepts."""
+    """Return a name and labels of the greatest length that the API server accepts. `number`: makes the name unique."""
     labels = {f"{'p' * 249}.{each:03}/{'n' * 63}": "v" * 63 for each in range(20)}
     return {"name": f"f{number:03}".ljust(63, "x"), "labels": labels}
 

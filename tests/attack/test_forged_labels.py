@@ -58,7 +58,7 @@ def without(path: str) -> Forge:
 
 
 def add_mount(**added: Any) -> Forge:
-    """Adds a mount."""
+    """Return a function that adds a volume with this mount."""
 
     def change(pod: Object) -> None:
         pod["spec"]["containers"][0]["volumeMounts"].append(added)
@@ -68,8 +68,8 @@ def add_mount(**added: Any) -> Forge:
 
 
 HOOK_PATHS = "leads to where SharePod mounts its hook"
-"""Part of the message of the policy sharepod-hook-paths. If several policies refuse a Pod, the API server shows one of
-them."""
+"""Part of the message of the policy sharepod-hook-paths. It may replace another expected message, because the API
+server shows only one of several policies that refuse a Pod."""
 FORGED: dict[str, tuple[Forge, str]] = {
     "no hook": (without(HOOK), f"volumeMounts[{HOOK}]"),
     "another file for the hook": (mount(HOOK, subPath="limits"), "remove your own mounts"),

@@ -20,7 +20,7 @@ EMPTY = [{"name": "devices", "emptyDir": {}}]
 def pod(
     name: str, *, annotations: dict[str, str] | None = None, container: Object | None = None, **spec: Any
 ) -> Object:
-    """A Pod with one container named main."""
+    """Return a Pod with one container named main."""
     main = {"name": "main", "image": "cuda", **(container or {})}
     return {
         "apiVersion": "v1",

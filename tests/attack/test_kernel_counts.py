@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run as 
 LARGEST_OF_A_POD = (1 << 31) - 1
 """Largest `runAsUser` that the API server takes."""
 _AT_ONCE = 253
-"""Most descriptors of one message, by the kernel's limit."""
+"""Largest number of descriptors in one message, by the Linux kernel's limit (SCM_MAX_FD)."""
 _UCRED = struct.Struct("iII")
 
 
@@ -77,7 +77,8 @@ def sender_of_next(sock: socket.socket) -> int:
 
 
 async def asking(directory: Path, tenant: str) -> Client:
-    """Connect as a tenant that requests the sender of each packet (SO_PASSCRED) before the first packet arrives."""
+    """Connect as a tenant whose socket reports the sender of each packet (SO_PASSCRED), set before the first packet
+    arrives."""
     client = await Client.connect(tenant_directory(directory, tenant), hello=False)
     client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     client.send(protocol.Hello(1, protocol.VERSION_MAX, "abc123"))

@@ -18,7 +18,7 @@ EVERY = {"operator": "Exists"}
 
 
 def pod(name: str = "a", *, namespace: str = "default", limits: dict[str, str] | None = None, **spec: Any) -> Object:
-    """A Pod with one container."""
+    """Return a Pod with one container. `limits`: the container's limits."""
     return {
         "apiVersion": "v1",
         "kind": "Pod",

@@ -37,7 +37,7 @@ Answer = tuple[int, str]
 
 @pytest.fixture(scope="module")
 def owner(server: Cluster) -> Path:
-    """A user with all rights in one namespace and none elsewhere."""
+    """Return the kubeconfig of a user with all rights in one namespace and none elsewhere."""
     server.kubectl("create", "namespace", OWN)
     server.await_service_account(OWN, "default")
     rules = [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]
@@ -103,8 +103,8 @@ def test_the_status_cannot_remove_annotations_of_the_operator(server: Cluster, o
 def test_the_status_of_a_pod_with_as_many_annotations_as_fit_is_written_by_kubelets_and_networks(
     server: Cluster, owner: Path, pod: str
 ) -> None:
-    """A policy may cost an API server only so much. With a costlier policy, the API server would refuse this write of a
-    kubelet or a network plugin."""
+    """The API server limits the evaluation cost of a policy. If this policy exceeded the limit, the API server would
+    refuse this write of a kubelet or a network plugin."""
     many = {f"example.org/{number}": "x" * 30 for number in range(5000)}
     server.api.patch(f"{PODS}/{pod}", {"metadata": {"annotations": many}})
     server.api.patch(f"{PODS}/{pod}/status", {"status": {"message": "by a kubelet"}})

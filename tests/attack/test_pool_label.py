@@ -30,7 +30,7 @@ def test_a_kubelet_adds_its_node_to_no_pool_and_removes_it_from_none(server: Clu
 
     def label(pool: str | None) -> None:
         body = server.api.get(path)
-        # without this precondition, because other clients also write to the Node
+        # no precondition on the version, because other clients also write to the Node
         del body["metadata"]["resourceVersion"]
         labels = body["metadata"].get("labels", {}) | {POOL: pool, "mine": str(pool)}
         body["metadata"]["labels"] = {name: value for name, value in labels.items() if value is not None}

@@ -42,8 +42,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @contextmanager
 def many_mounts(root: Path) -> Iterator[int]:
-    """Start a process with 80 mounts at paths of backslashes, as a container has them from an emptyDir; yield its
-    pid."""
+    """Start a process with 80 mounts whose paths consist of backslashes, as a container can mount an emptyDir; yield
+    its pid."""
     ready, done = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -94,7 +94,8 @@ def test_mount_paths_of_a_megabyte_of_backslashes_are_not_decoded(
 
 
 class Clock:
-    """Clock of the test, and the processor time that each reading of a process takes."""
+    """Clock that the test sets. Each reading of a process is counted, and takes `costs[pid]` seconds of processor
+    time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, costs: dict[int, float]) -> None:
         self.now = self.spent = 0.0

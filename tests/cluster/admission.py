@@ -38,7 +38,7 @@ def pod_of(server: Cluster, name: str, claim: str | None = None) -> Object:
 
 
 def refusal(api: Api, *request: Any, **options: Any) -> str:
-    """The message with which a patch is refused."""
+    """Send a patch, which must be refused; return the message of the refusal."""
     with pytest.raises(ApiError) as refused:
         api.patch(*request, **options)
     return refused.value.message

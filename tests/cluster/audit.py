@@ -1,8 +1,7 @@
 """Watches the ledgers and the Pods of a cluster and records every broken promise.
 
-Guarantees: every version of every GPUNode that the API server had is judged, not only the last. A cut watch resumes
-after the last seen version; `gaps` counts how often the API server no longer had the next one. Findings are kept until
-read.
+Guarantees: every version of every GPUNode is checked, not only the last one. A cut watch resumes after the last seen
+version; `gaps` counts how often the API server no longer had the next version.
 
 - A GPU is over-committed when the rows of a ledger assign more than 1000 thousandths of its time, or more than its
   memory.
@@ -28,7 +27,8 @@ PODS = "/api/v1/pods"
 
 
 class Audit:
-    """Use it in a `with` block, from before the first SharePod on. `memory`: bytes of each GPU."""
+    """Auditor of a cluster, for a `with` block that begins before the first SharePod is created. `memory`: bytes of
+    each GPU."""
 
     def __init__(self, api: Api, *, memory: int) -> None:
         self._api = api
@@ -53,9 +53,9 @@ class Audit:
         self.reserved: set[str] = set()
         """Tenants that ever had a row in a ledger."""
         self.most: Counter[str] = Counter()
-        """For each GPU: the most tenants that it ever had at the same time."""
+        """For each GPU: the largest number of tenants that it had at the same time."""
         self.longest_silence = 0.0
-        """Longest time in seconds between the first rows of two tenants, while the test is `expecting` rows."""
+        """Longest time in seconds in which no tenant got its first row, while the test is `expecting` rows."""
         self.expecting = False
         self._last = time.monotonic()
         self.gaps = 0

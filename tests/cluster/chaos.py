@@ -51,11 +51,11 @@ class Asked:
     deleted: int
     """Number of SharePods that are deleted while others are placed."""
     timeout: float
-    """Seconds within which all shares must be at rest. The outcome is recorded then."""
+    """Seconds within which all SharePods must run or be deleted. The outcome is recorded then."""
     strangers: int = 0
     """Number of GPUs with a process of no tenant, which must take no tenant."""
     taken: int = 0
-    """Number of SharePods for which another Pod has the name of their Pod, until the weather is fair."""
+    """Number of SharePods whose Pod's name another Pod has, until the faults end."""
     preempted: int = 0
     """Number of additional SharePods that are preempted repeatedly, on separate nodes."""
     thirds: bool = False
@@ -90,7 +90,8 @@ class Outcome:
 
 
 def run(world: World, audit: Audit, asked: Asked, prefix: str = "chaos", storm: Storm | None = None) -> Outcome:
-    """Run once on separate nodes. An operator must be running in `world`; at the end another operator runs."""
+    """Run once on separate nodes; return the outcome. An operator must be running in `world`. Because operators are
+    killed, another one runs at the end."""
     chance = random.Random(asked.seed)
     names = [f"p{number}" for number in range(asked.sharepods)]
     requests = {name: chance.choice(REQUESTS) for name in names}
@@ -265,8 +266,8 @@ class _Client(threading.Thread):
 
 
 class _Killing(threading.Thread):
-    """Thread that kills the operator after each further number of reservations, and starts the next operator at
-    once."""
+    """Thread that kills the operator each time a further number of reservations exists, and then starts the next
+    operator."""
 
     def __init__(
         self, world: World, audit: Audit, kills: list[tuple[int, float, bool]], before: int, over: threading.Event
@@ -334,7 +335,7 @@ def _names(world: World, namespace: str) -> set[str]:
 
 
 def _running(world: World, namespace: str) -> dict[str, Object]:
-    """SharePods and plain Pods with a share that run, by name, as the API server shows them."""
+    """Return the running SharePods and plain Pods with a share, by name, as the API server shows them."""
     items = asked_for(world, namespace)
     return {item["metadata"]["name"]: item for item in items if (item.get("status") or {}).get("phase") == "Running"}
 
@@ -347,7 +348,8 @@ def _mine(audit: Audit, namespace: str) -> tuple[list[Object], list[Object]]:
 def _settled(world: World, audit: Audit, namespace: str) -> bool:
     rows, pods = _mine(audit, namespace)
     if len(rows) != len(pods) or any(row["state"] != "Reserved" for row in rows):
-        return False  # without a list, which would cost the API server more than all calls of the operator together
+        # no list is made here, because frequent lists would load the API server more than all calls of the operator
+        return False
     staying = _names(world, namespace)
     return len(rows) == len(staying) and _running(world, namespace).keys() == staying
 

@@ -84,7 +84,7 @@ class Preempting(threading.Thread):
         return sorted(rows) == sorted(self._low) and self._running() == set(self._low)
 
     def lost(self) -> list[str]:
-        """Return the SharePods that should run and do not."""
+        """Return the returning SharePods that do not run."""
         return sorted(set(self._low) - self._running())
 
     def doubled(self) -> list[str]:

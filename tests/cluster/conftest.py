@@ -23,7 +23,7 @@ _HERE = Path(__file__).parent
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build the Kubernetes programs before the time of the first test counts: the first build takes minutes."""
+    """Build the Kubernetes programs before the timeout of the first test begins: the first build takes minutes."""
     if not session.config.option.collectonly and any(_HERE in item.path.parents for item in session.items):
         programs()
 

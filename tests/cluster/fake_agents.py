@@ -51,7 +51,7 @@ class FakeAgents:
         self._duration = duration
         self._renew = renew
         self._pace = pace
-        self._due: dict[str, float] = {}  # by node: time from which its agent may write again
+        self._due: dict[str, float] = {}  # node: time from which its agent may write again
         self._behind: set[str] = set()
         self._there: set[str] = set()
         self._namespaces = [NAMESPACE]
@@ -59,7 +59,7 @@ class FakeAgents:
         self._usage: dict[str, Object] = {}
         self._strangers: set[str] = set()
         self._of_plugins: set[str] = set()  # nodes of pool device-plugin
-        self._given: dict[str, str] = {}  # by GPU: uid of the pod to which it is assigned
+        self._given: dict[str, str] = {}  # GPU: uid of the pod to which the kubelet has assigned it
         self._lock = threading.RLock()
         self._stopped = threading.Event()
         self._watch: Watch | None = None
@@ -174,7 +174,7 @@ class FakeAgents:
             for node in nodes:
                 with suppress(OSError, ApiError):
                     self._beat_once(node)
-                    # the kubelet's assignments come with no watch, so they are checked here
+                    # no watch shows the kubelet's assignments, so they are read again at each renewal of the Lease
                     if node in self._of_plugins:
                         self._look(node)
 
@@ -194,12 +194,14 @@ class FakeAgents:
     # Writes of an agent
 
     def _look(self, node: str) -> None:
-        with self._lock, suppress(ApiError):  # under the lock, so that no other thread reports older values after these
+        # The lock covers read and report, so that no other thread overwrites this report with older values.
+        with self._lock, suppress(ApiError):
             self._report(self._api.get(f"{GPUNODES}/{node}"))
 
     def _take(self, gpunode: Object) -> None:
-        """Report on a version of a GPUNode that the watch brought. For pool `device-plugin`, read the present version
-        first. Otherwise a GPU could be assigned by an old version, in which its holder had no row."""
+        """Report on a version of a GPUNode from the watch. For pool `device-plugin`, read the present version instead:
+        the watch's version may be older than the holder's row, and the GPU would be reported as assigned without that
+        holder."""
         if gpunode["spec"].get("pool") == "device-plugin":
             self._look(gpunode["metadata"]["name"])
         else:

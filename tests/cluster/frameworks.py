@@ -109,5 +109,5 @@ def of_kubespawner(values: Object) -> Object:
 
 
 def examples() -> list[Path]:
-    """The files of examples/frameworks."""
+    """Return the files of examples/frameworks."""
     return sorted(FRAMEWORKS.glob("*.yaml"))

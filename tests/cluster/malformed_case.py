@@ -10,7 +10,7 @@ CONTAINER: Mapping[str, Any] = {"name": "main", "image": "cuda", "command": ["sl
 
 
 def nested(levels: int) -> dict[str, Any]:
-    """Return nested maps."""
+    """Return maps nested this many levels deep."""
     value: dict[str, Any] = {}
     for _ in range(levels):
         value = {"a": value}
@@ -19,7 +19,7 @@ def nested(levels: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """Invalid SharePod. `names` and `mend` are texts that the refusal must contain."""
+    """Invalid SharePod. The refusal must contain `names`, the field, and `mend`, the remedy."""
 
     title: str
     names: str

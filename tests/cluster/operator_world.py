@@ -187,7 +187,7 @@ class World:
         return untouched()
 
     def phase(self, namespace: str, name: str, phase: str, *, timeout: float = LONGEST_S) -> Object:
-        """Wait for a phase."""
+        """Wait until the SharePod has this phase; return it."""
         return self.until(
             namespace, name, lambda seen: (seen.get("status") or {}).get("phase") == phase, what=phase, timeout=timeout
         )
@@ -246,7 +246,8 @@ def a_world(
 
     Args:
         times: Settings of the operator.
-        agent_lease: For the agents, like `agent_renew` and `pace`.
+        agent_lease: Duration of the agents' Leases, in seconds. `agent_renew`, `pace`: as `renew`, `pace` of
+            FakeAgents.
         on: Existing cluster instead of a new one.
     """
     with (

@@ -14,9 +14,9 @@ _LATER = (403, 404, 409, 429, 500, 503, 504)
 
 
 def surely(write: Callable[[], object], *, done: int, over: threading.Event) -> None:
-    """Write, and retry while the API server is away or starting. The status `done` means that an earlier write has
-    taken effect although its answer was lost, because only this test uses these names. Once `over` is set, a failure is
-    raised."""
+    """Call `write`, and call it again while the API server is away or starting. Only this test uses the names that it
+    writes. So the HTTP status `done` means that an earlier call took effect and its answer was lost. Once `over` is
+    set, a failure is raised."""
     while True:
         try:
             write()

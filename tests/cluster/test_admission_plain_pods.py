@@ -452,7 +452,7 @@ def test_a_claim_without_sizes_is_its_pods_and_the_templates_name_is_taken(api: 
     for field, value in (("tolerations", [{"operator": "Exists"}]), ("capacity", {}), ("adminAccess", False)):
         exactly: Object = {"deviceClassName": "sharepod.dev", field: value}
         other = {"devices": {"requests": [{"name": "line", "exactly": exactly}]}}
-        # otherwise the operator would mistake each of its claims for a claim of a line
+        # Such a template is refused, because the operator would take each claim made from it for a claim of a line.
         with pytest.raises(ApiError, match="capacity"):
             api.create(templates, template("sharepod", other), dryRun="All")
 

@@ -23,7 +23,7 @@ _NODES = ("node-0", "node-1")
 
 @pytest.fixture(scope="module")
 def canary() -> Iterator[Cluster]:
-    """A cluster with two nodes of 8 CPUs and a class of unpublished devices."""
+    """Yield a cluster with two nodes of 8 CPUs, and a DeviceClass whose devices no ResourceSlice publishes."""
     with Cluster() as running, FakeKubelets(running.api):
         if not serves_claims(running.api):
             pytest.skip("the API server does not serve resource.k8s.io/v1")
@@ -132,7 +132,8 @@ def test_the_end_of_the_last_pod_takes_the_allocation_away_and_a_deleted_claim_i
     )
 
 
-@pytest.mark.usefixtures("canary")  # skipped without claims: such an API server would not start with this feature gate
+# `canary` skips the test on an API server without claims, which would not start with this feature gate
+@pytest.mark.usefixtures("canary")
 @pytest.mark.promise("operator-claim-gate")
 def test_a_server_that_drops_sizes_refuses_a_claim_with_one_by_the_name_of_the_gate(
     cluster_factory: Callable[..., Cluster],

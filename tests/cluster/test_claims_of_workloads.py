@@ -162,7 +162,7 @@ def test_a_claim_without_an_allocation_can_have_no_condition(world: World) -> No
         world.api.patch(f"{claim_path(namespace, 'waits')}/status", {"status": {"devices": [device]}})
 
 
-# This test is the last of the module, because the line's policies stay applied.
+# This test is the last of the module, because it applies the policies of the resource line, which then stay.
 
 
 @pytest.mark.promise("operator-claim-frameworks")

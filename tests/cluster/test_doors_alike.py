@@ -115,7 +115,7 @@ def test_a_pod_behind_a_gate_of_others_holds_no_share_and_a_later_one_goes_first
     team = Team(world, "gate", door)
     pods = f"/api/v1/namespaces/{team.namespace}/pods"
     world.api.create(pods, team.pod("gated", schedulingGates=[{"name": "example.com/quota"}]))
-    for name in ("two", "three"):  # as many SharePods as fit on the node
+    for name in ("two", "three"):  # two Pods without a gate fill both GPUs of the node
         world.api.create(pods, team.pod(name))
     wait(lambda: len(team.running()) == 2, what="those without a gate")
     assert team.rows() == 2

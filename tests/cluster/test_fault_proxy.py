@@ -36,7 +36,7 @@ def proxy(cluster: Cluster) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 def api(cluster: Cluster, proxy: FaultProxy) -> Iterator[Api]:
-    """A client behind the proxy."""
+    """Yield a client that reaches the API server through the proxy; clear all faults afterwards."""
     yield Api(proxy.server, cluster.ca, cluster.admin_token)
     proxy.clear()
 

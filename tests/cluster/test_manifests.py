@@ -27,7 +27,8 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A control plane on which `kubectl apply -k manifests/` was run twice: installing again changes nothing."""
+    """Yield a control plane on which `kubectl apply -k manifests/` was run twice, because a repeated installation must
+    change nothing."""
     with Cluster(scheduler=False) as cluster:
         for _ in range(2):
             cluster.kubectl("apply", "--server-side", "-k", str(MANIFESTS), timeout=60)

@@ -80,7 +80,8 @@ def test_the_end_of_a_pod_ends_its_claim_and_row_and_makes_room_for_the_next(wor
 def test_a_pod_that_does_not_fit_the_node_goes_to_another(world: World) -> None:
     small, large = world.nodes("fit", 2, cpu="2")
     namespace = world.cluster.namespace("fit")
-    world.apply(namespace, "full", {"request": 0.5}, on="fit")  # the binpack policy therefore chooses that node first
+    # Binpack therefore chooses the node of this SharePod first
+    world.apply(namespace, "full", {"request": 0.5}, on="fit")
     world.phase(namespace, "full", "Running")
     taken = next(node for node in (small, large) if world.rows(node))
     blocker = {

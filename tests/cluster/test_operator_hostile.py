@@ -39,7 +39,7 @@ def world() -> Iterator[World]:
 
 
 def user_of(world: World, namespace: str) -> Api:
-    """A user who may edit the namespace."""
+    """Return a client with the rights of a user who may edit the namespace."""
     rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings"
     body: Object = {
         "apiVersion": "rbac.authorization.k8s.io/v1",

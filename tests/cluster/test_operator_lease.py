@@ -39,7 +39,8 @@ def leads(world: World, operator: str = "operator") -> bool:
 
 
 def steal(world: World, **spec: Any) -> Object:
-    """Write another holder into the Lease, repeatedly against the leader's writes. Return the Lease."""
+    """Write another holder into the Lease. Retry while the leader's renewals conflict with the write. Return the
+    Lease."""
     while True:
         lease: Object = world.api.get(LEASE)
         lease["spec"] |= {"holderIdentity": "thief", "leaseDurationSeconds": _LASTS_S, **spec}

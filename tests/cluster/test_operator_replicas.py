@@ -38,7 +38,7 @@ PATIENCE_S = 90.0
 
 @pytest.fixture
 def cloud(tmp_path: Path) -> Iterator[Cluster]:
-    """A control plane that limits critical Pods, with two nodes in each of two zones."""
+    """Yield a control plane that limits critical Pods, with two nodes in each of two zones."""
     quotas, config = tmp_path / "quotas.yaml", tmp_path / "admission.yaml"
     quotas.write_text(json.dumps(LIMITED))
     plugins = [{"name": "ResourceQuota", "path": str(quotas)}]

@@ -15,7 +15,8 @@ pytestmark = pytest.mark.timeout(300)
 
 @pytest.fixture
 def hasty() -> Iterator[Weather]:
-    """Start a cluster for one test, with an operator that withdraws a Pod before it reopens a silent watch."""
+    """Start a cluster for one test, whose operator has a `bind_timeout` of 10 s: it withdraws a Pod before it reopens a
+    silent watch."""
     with bad_weather(times={**TIMES, "SHAREPOD_BIND_TIMEOUT": "10"}) as running:
         yield running
 

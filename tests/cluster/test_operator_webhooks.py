@@ -14,7 +14,7 @@ pytestmark = pytest.mark.timeout(300)
 _MANY = 60
 """Number of SharePods in a namespace with a webhook: more than the operator's writers (32)."""
 _EVICTIONS_AT_ONCE = 8
-"""Preemptions that the operator carries out at a time."""
+"""Number of preemptions whose evictions the operator sends at the same time."""
 _SHARE = {"request": 0.05, "memory": "64Mi"}
 
 

@@ -54,7 +54,7 @@ def whose(pod: Object) -> str:
 
 
 def scheduled(pod: Object) -> Object:
-    """The condition PodScheduled of a Pod; empty if it has none."""
+    """Return the condition PodScheduled of a Pod. Empty if it has none."""
     conditions = pod.get("status", {}).get("conditions") or []
     return next((one for one in conditions if one["type"] == "PodScheduled"), {})
 

@@ -27,7 +27,7 @@ WITHOUT_POLICIES = (
     "--runtime-config=" + ",".join(f"admissionregistration.k8s.io/v1/{kind}=false" for kind in _KINDS),
     "--disable-admission-plugins=MutatingAdmissionPolicy",
 )
-"""Flags of an API server that is as one of Kubernetes 1.35."""
+"""Flags of an API server that serves no MutatingAdmissionPolicy, like that of Kubernetes 1.35."""
 
 
 @pytest.fixture(scope="module")

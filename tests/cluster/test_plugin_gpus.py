@@ -86,7 +86,8 @@ def test_a_gpu_that_a_holder_and_a_native_pod_want_at_once_goes_to_one_and_then_
             lambda name=name: world.apply(namespace, name, {"request": 0.4}, on="race"),
             lambda number=number: native(world, namespace, f"whole-{number}", "race"),
         ]
-        with ThreadPoolExecutor(2) as both:  # the two begin in turn, one round after the other
+        # SharePod and native Pod are created together; from round to round the other one begins
+        with ThreadPoolExecutor(2) as both:
             list(both.map(lambda one: one(), ask if number % 2 else reversed(ask)))
 
         def bound(path: str = path) -> bool:

@@ -37,7 +37,7 @@ def job_of(pod: Object, name: str = "probe") -> Object:
 
 
 def workload_of(kind: str, pod: Object) -> Object:
-    """An object of this kind with the Pod as its template."""
+    """Return an object of this kind with the Pod as its template."""
     body: Object = {"apiVersion": "apps/v1", "kind": kind, "metadata": {"name": "probe"}}
     match kind:
         case "Job":

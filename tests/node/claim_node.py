@@ -151,7 +151,8 @@ class ClaimNode:
         return row
 
     def release(self, row: Object) -> None:
-        """Release a tenant in two steps, as the operator does: first Releasing, then the removal of the row."""
+        """Release a tenant as the operator does: set its row to Releasing, wait until the agent reports it drained,
+        remove the row."""
         self.reserve({**row, "state": "Releasing"})
         self.await_tenant(row["id"], drained=True)
         self.remove(row["id"])

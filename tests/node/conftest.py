@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
-    """Build and install the programs before the time of the first test counts: the first build takes minutes. With
+    """Build and install the programs before the timeout of the first test begins: the first build takes minutes. With
     several test workers, only the worker of these tests waits."""
     if item.get_closest_marker("skip") is None:
         _prepare(item.session)

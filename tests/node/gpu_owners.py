@@ -20,7 +20,8 @@ from sharepod.agent.kubelet.wire import podresources_pb2 as podresources
 from sharepod.api.objects import HOLDER_PREFIX
 
 CLOSED_WITHIN_S = HELD_INTERVAL_S + TIMEOUT_S
-"""Seconds after which no tenant may use a GPU that a holder has lost: the agent's interval plus the longest answer."""
+"""Seconds after which no tenant may use a GPU that a holder has lost: the agent's interval between two questions to the
+kubelet, plus the longest time for the answer."""
 _GPUNODES = "/apis/sharepod.dev/v1alpha1/gpunodes"
 _SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 _PERIOD_S = 0.05
@@ -82,8 +83,8 @@ class GpuOwners:
             return list(self._found.values())
 
     def overlaps_but_of(self, heirs: Collection[str]) -> list[Overlap]:
-        """Return the overlaps, except overlaps of these native pods, which got their GPU in a way that allows
-        them."""
+        """Return the overlaps, except overlaps of the native pods `heirs`: they got their GPU by a fault after which a
+        short overlap is allowed."""
         return [each for each in self.overlaps if each.native not in heirs]
 
     def longest_use(self) -> float:

@@ -52,7 +52,7 @@ class HolderFaults:
             getattr(self, "_" + fault.replace(" ", "_").replace("-", ""))()
             self.log.append(f"{fault}: {time.monotonic() - began:.1f} s")
 
-    # Faults after which the holder has the same GPU as before.
+    # Faults that the holder survives with its GPU.
 
     def _kill_9(self) -> None:
         self._goes_on(self._node.kill_holder)
@@ -127,7 +127,7 @@ class HolderFaults:
         wait_until(lambda: "HolderLost" in node.events("alpha"), what="the Event HolderLost", timeout=60)
         refused = self._drop_refused()
         self._back()
-        refused += self._drop_refused()  # the kubelet handles its pods one after the other
+        refused += self._drop_refused()  # a second time, because the kubelet refuses its pods one after the other
         self.log.append(f"  the kubelet refused {refused} native pods and the holder")
         self._fill()
 

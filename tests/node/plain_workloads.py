@@ -19,7 +19,8 @@ from node.claim_system import NAMESPACE, ClaimSystem
 
 EXAMPLES = sorted((MANIFESTS.parent / "examples" / "plain").glob("*.yaml"))
 KERNEL_US = "10000"
-"""Length of the programs' kernels in microseconds. With long kernels, thirteen programs need little of two cores."""
+"""Length of the programs' kernels in microseconds. Kernels are long so that thirteen programs take little processor
+time on two cores."""
 
 
 def example(number: str, *, seconds: float | None = None) -> list[Object]:
@@ -95,7 +96,7 @@ def await_sharing(system: ClaimSystem, count: int) -> list[Object]:
     def connected() -> bool:
         pods = with_line(system)
         if len(pods) != count or any(pod["status"].get("phase") != "Running" for pod in pods.values()):
-            return False  # before a Pod runs, the GPUNode may not exist
+            return False  # not even read the GPUNode: before a Pod runs, the GPUNode may not exist
         tenants = system.cluster.api.get(system.gpunode)["status"].get("tenants", [])
         reserved = {row["podName"] for row in rows_by_pod(system) if row["state"] == "Reserved"}
         return reserved == pods.keys() and sum(bool(one.get("connected")) for one in tenants) >= count

@@ -125,7 +125,8 @@ class PluginNode:
         killed = processes_of(uid)
         for process in killed:
             _kill(process)
-        # wait for a sandbox and a container, because the kubelet's back-off grows with each killed container
+        # Wait for two new processes, the sandbox's and the container's: a container that is killed before it has run
+        # grows the kubelet's back-off.
         wait_until(lambda: len(processes_of(uid) - killed) > 1, what="the holder started again", timeout=120)
 
     def force_delete_holder(self) -> None:
@@ -185,11 +186,12 @@ class PluginNode:
         self.operator = self.installation.start_operator(f"operator-{self._operators}", env=SETTINGS)
 
     def operator_leads(self) -> bool:
-        """Return whether the operator leads. After a kill, the Lease of its predecessor has to end first."""
+        """Return whether the operator has logged that it leads. After a kill of the former operator, the new one leads
+        only once the former's Lease has expired."""
         return '"event": "leading"' in self.operator.log.read_text(errors="replace")
 
     def gpunode(self) -> Object:
-        """The node's GPUNode."""
+        """Return the node's GPUNode."""
         found: Object = self.cluster.api.get(f"{GPUNODES}/{self.machine.node}")
         return found
 
@@ -213,7 +215,7 @@ class PluginNode:
         return rows
 
     def holder_pods(self) -> list[Object]:
-        """The Pods of holders."""
+        """Return the Pods of holders."""
         path = f"/api/v1/namespaces/{NAMESPACE}/pods"
         pods: list[Object] = self.cluster.api.get(path, labelSelector=HOLDER_LABEL)["items"]
         return pods
@@ -255,7 +257,7 @@ class PluginNode:
 
     def run_native(self, name: str, gpus: int = 1, priority: str | None = None) -> None:
         """Create a Pod that requests GPUs from the device plugin, prints the GPUs that it sees, and keeps running.
-        `priority`: its class."""
+        `priority`: name of its PriorityClass."""
         container: Object = {
             "name": "main",
             "image": CUDA_IMAGE,

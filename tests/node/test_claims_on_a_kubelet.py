@@ -141,7 +141,7 @@ def test_a_claim_that_waits_for_its_row_survives_restarts_of_kubelet_and_agent(n
     node.allocate(claim)
     pod = node.make_pod("long", "long")
     node.cluster.wait_for(pod, lambda seen: seen and seen["spec"].get("nodeName"), what="a bound pod")
-    time.sleep(2)  # after this pause the kubelet's call waits
+    time.sleep(2)  # by now the kubelet has called the agent, and the call waits for the missing row
     node.machine.real.restart_kubelet()
     node.agent.signal(signal.SIGKILL)
     node.agent.wait(10)

@@ -247,7 +247,7 @@ def test_no_gpu_has_two_owners_under_kills_and_restarts(node: PluginNode) -> Non
 
 
 def condition(item: Object, kind: str) -> str | None:
-    """Return the status of an object's condition."""
+    """Return the status of an object's condition. None if the object has no such condition."""
     found = (each["status"] for each in item.get("status", {}).get("conditions", []) if each["type"] == kind)
     return next(found, None)
 

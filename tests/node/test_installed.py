@@ -1,7 +1,7 @@
 """SharePod as its users have it: the shipped images and manifests on a real kubelet, from install to uninstall.
 
-The operator is a Deployment, the agent a DaemonSet, and both reach the API server as pods do. The GPUs and their driver
-are doubles, which NVIDIA's runtime (one, too) gives the agent's container.
+The operator is a Deployment, the agent a DaemonSet, and both reach the API server as pods do. GPUs, driver and NVIDIA's
+runtime are doubles; the runtime puts the driver into the agent's container.
 """
 
 from __future__ import annotations

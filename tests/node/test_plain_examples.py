@@ -27,7 +27,7 @@ SYSTEM = {"gpus": 8, "plain": True}
 
 
 @pytest.mark.promise("operator-line-examples")
-@pytest.mark.timeout(420)  # longer than usual, for a machine that does other work
+@pytest.mark.timeout(420)  # longer than the usual timeout, because other work on the machine slows the test
 @pytest.mark.alone
 def test_workloads_with_one_line_more_share_scale_drain_and_end(system: ClaimSystem) -> None:
     # 1. All services and a Job run, and each Pod gets its due share. The Job's Pods work for longer than the

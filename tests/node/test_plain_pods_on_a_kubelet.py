@@ -71,7 +71,8 @@ def test_no_pod_fails_when_its_node_is_registered_again_and_the_line_is_readvert
     assert system.await_running("stays", 2) == names
     assert system.restarts() == 0
     assert len(system.rows()) == 2
-    # the test's agent has a token that is bound to the deleted Node; an agent of a DaemonSet has one bound to its Pod
+    # The test's agent must restart, because its token is bound to the deleted Node. The token of a DaemonSet's agent is
+    # bound to its Pod and stays valid.
     system.kill_agent()
     system.start_agent()
     system.machine.await_claim_driver(system.agent)
@@ -88,7 +89,7 @@ def uid(system: ClaimSystem, path: str) -> str:
 @pytest.mark.promise("node-claim-attached", "node-claim-shared", "node-claim-restarts")
 @pytest.mark.alone
 def test_tenants_by_every_door_share_one_gpu_as_requested_over_all_restarts(system: ClaimSystem) -> None:
-    """Each Pod's limit equals its request, so that its share does not depend on time that others leave idle."""
+    """Each Pod's limit equals its request, so that its share does not depend on time that neighbours leave idle."""
     spread, brief, both = (system.template(name, milli, limit=milli) for name, milli in PARTS)
     line = deployment("plain", 1, "100")
     line["spec"]["template"]["metadata"]["annotations"] = {"sharepod.dev/gpu-limit": "0.1"}

@@ -1,5 +1,5 @@
-"""`make play` as a reader uses it: the test runs the printed commands in a shell prepared by the printed lines, then
-presses Ctrl-C.
+"""`make play` as a reader uses it: the test runs the commands that it prints, in a shell prepared as the output
+describes, then presses Ctrl-C.
 """
 
 from __future__ import annotations

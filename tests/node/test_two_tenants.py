@@ -179,7 +179,7 @@ def test_an_agent_cannot_speak_for_another_node(system: System) -> None:
         {
             "apiVersion": "sharepod.dev/v1alpha1",
             "kind": "GPUNode",
-            "metadata": {"name": "elsewhere"},  # the operator deletes it in time, because it belongs to no Node
+            "metadata": {"name": "elsewhere"},  # the operator will delete this GPUNode, because it belongs to no Node
             "spec": {"pool": "dedicated"},
         },
     )

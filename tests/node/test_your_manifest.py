@@ -67,7 +67,7 @@ def _await_output(cluster: Cluster, command: str, expected: str) -> None:
         printed = cluster.kubectl(*arguments, check=False).stdout
         return _words(printed) == _words(expected)
 
-    with contextlib.suppress(HarnessError):  # the comparison below gives a better message than this timeout
+    with contextlib.suppress(HarnessError):  # the comparison below shows the difference, unlike this timeout
         wait_until(as_expected, what=command, timeout=PATIENCE_S, interval=0.5)
     assert _words(printed) == _words(expected), command
 

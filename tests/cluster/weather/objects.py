@@ -18,9 +18,9 @@ from .world import WHOLE_NODE, Weather, message, of_tenants
 BINDING: Object = {"apiVersion": "v1", "kind": "Binding"}
 LARGE_PODS = 70
 LARGE_BYTES = 1_400_000
-"""Bytes of one string in a large Pod: near to the most that etcd takes (1.5 MiB)."""
+"""Bytes of one string in a large Pod: just below the largest object that etcd accepts (1.5 MiB)."""
 LARGE_LIMIT_MIB = 1024
-"""Memory in MiB at which the operator's container is killed in the case that was observed."""
+"""Memory in MiB that the operator must stay below: the limit of a container that was killed in such a case."""
 
 
 def foreign_pod(name: str, *, node: str | None = None, text: str = "", **requests: str) -> Object:
@@ -71,9 +71,10 @@ def old_answer(weather: Weather) -> float:
 
 
 def terminating_namespace(weather: Weather) -> float:
-    """A SharePod waits in a namespace that is being deleted, another behind it elsewhere; then a node becomes free.
+    """A SharePod waits in a namespace that is being deleted, and a second one behind it in another namespace. Then a
+    node becomes free.
 
-    Return the seconds from the release to the start of the second.
+    Return the seconds from the release of that node to the start of the second SharePod.
     """
     world, (namespace, (node,)) = weather.world, weather.place("terminating")
     dying = world.cluster.namespace("dying")
@@ -95,7 +96,7 @@ def terminating_namespace(weather: Weather) -> float:
 def deleted_node(weather: Weather) -> float:
     """The only node is deleted while a SharePod waits for it, and returns without its pool label.
 
-    Return the seconds until the SharePod's status, and the GPUNode's, show it: the longer of the two.
+    Return the seconds until both the SharePod's and the GPUNode's status show the change.
     """
     world, (namespace, (node,)) = weather.world, weather.place("unlabelled")
     world.apply(namespace, "holder", WHOLE_NODE, on="unlabelled")
@@ -140,7 +141,8 @@ def taken_name(weather: Weather) -> float:
 
 
 def large_pods(weather: Weather) -> float:
-    """Many Pods of the largest size that etcd takes; the operator starts again. Return its most memory, in MiB."""
+    """The operator restarts while many Pods of the largest size that etcd accepts exist. Return its peak memory, in
+    MiB."""
     world, (namespace, (node,)) = weather.world, weather.place("large", pool="dedicated")
     for number in range(LARGE_PODS):
         body = foreign_pod(f"large-{number}", node=node, text="<" * LARGE_BYTES, cpu="1m")

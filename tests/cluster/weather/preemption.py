@@ -16,7 +16,7 @@ from .world import Weather
 HIGH = "high"
 """PriorityClass of the preempting SharePods."""
 _LOW, _MANY = 4, 2
-"""SharePods that fill the nodes, and SharePods of higher priority."""
+"""Number of SharePods of low priority, which fill the nodes, and number of SharePods of higher priority."""
 _OUTAGE_S = 8.0
 """Seconds without the API server: longer than the renew deadline, so that the operator loses leadership."""
 _SHARE = {"request": 0.5, "memory": "12Gi"}
@@ -28,7 +28,7 @@ def high_priority(weather: Weather) -> None:
 
 
 def evicts(call: Call) -> bool:
-    """True for evictions, including dry runs."""
+    """Return whether the call is an eviction or its dry run."""
     return call.verb == "create" and call.subresource == "eviction"
 
 
@@ -48,7 +48,7 @@ def bad_evictions(weather: Weather) -> float:
 
 
 def outage(weather: Weather) -> float:
-    """The API server is away, and the operator's lead ends with it, while the first victim ends."""
+    """While the first victim ends, the API server is away for so long that the operator loses leadership."""
     with _preempting(weather, "away") as run:
         run.begin()
         run.until_one_ends()
@@ -68,7 +68,7 @@ def silence(weather: Weather) -> float:
 
 
 def bad_ledger_writes(weather: Weather) -> float:
-    """Shares are lowered by writes of the ledger that are lost, or whose answers are."""
+    """Shares are lowered while some writes of the ledger are lost, and some answers to them."""
     world, (namespace, (node,)) = weather.world, weather.place("lowered")
     low = [f"low{number}" for number in range(4)]
 
@@ -134,7 +134,7 @@ class _Preempting:
         wait(ending, what="a victim that ends")
 
     def settled(self) -> float:
-        """Wait until all of higher priority run; return the seconds since they were created."""
+        """Wait until all SharePods of higher priority run; return the seconds since their creation."""
         world = self._weather.world
         for name in self._high:
             world.phase(self._namespace, name, "Running", timeout=90)
@@ -150,7 +150,7 @@ class _Preempting:
 
 @contextmanager
 def _preempting(weather: Weather, prefix: str, *, slow: bool = True) -> Iterator[_Preempting]:
-    """`slow`: the victims take some seconds to end."""
+    """Run a preemption under an audit. `slow`: True if the victims take some seconds to end."""
     with Audit(weather.world.api, memory=16 * GIB) as audit:
         yield _Preempting(weather, prefix, audit, slow)
 

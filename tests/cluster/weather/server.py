@@ -17,9 +17,9 @@ RETRY_AFTER_S = 4
 _CRDS = Path(__file__).resolve().parents[3] / "crds"
 _KINDS = ("sharepods.sharepod.dev", "gpunodes.sharepod.dev")
 _REPLACEMENTS, _AT_ONCE = 3, 5
-"""How often the CRDs are replaced in place, and how many SharePods are created before each time and after the last."""
+"""Number of replacements of the CRDs, and number of SharePods created before each replacement and after the last."""
 _CHURN = 300
-"""Writes after the backup: versions that are lost."""
+"""Number of writes after the backup, whose resource versions the restore loses."""
 
 
 def outage(weather: Weather) -> float:
@@ -33,7 +33,8 @@ def outage(weather: Weather) -> float:
 
 
 def too_many_requests(weather: Weather) -> float:
-    """A create and a watch are answered 429 with Retry-After. Return how much later than requested one was retried."""
+    """A create and a watch are answered 429 with Retry-After. Return by how many seconds the later retry exceeds the
+    requested pause."""
     namespace, _ = weather.place("too-many")
 
     def creates(call: Call) -> bool:
@@ -67,7 +68,8 @@ def _pause(records: list[Record]) -> float:
 
 
 def lost_answers(weather: Weather) -> float:
-    """The first write of each kind succeeds and its answer is lost; connections of others are reset."""
+    """The answer to the first write of each kind is lost, so the write takes effect unseen. The connections of some
+    later writes are reset."""
     world, (namespace, (node,)) = weather.world, weather.place("lost")
     lost = [Rule(LoseAnswer(), verbs=("create",), resources=("pods",), times=1)]
     lost += [
@@ -165,7 +167,8 @@ def _describe(weather: Weather, name: str, text: str) -> None:
 def restored_backup(weather: Weather) -> float:
     """etcd is restored to an older backup: resource versions go back, objects are forgotten.
 
-    `weather`: a separate one. Return the seconds until a SharePod runs that needs the GPUs of a forgotten one.
+    `weather`: on a cluster of its own. Return the seconds until a SharePod runs that needs the GPUs of a forgotten
+    SharePod.
     """
     world, (namespace, (kept, freed)) = weather.world, weather.place("backup", 2)
     before = world.apply(namespace, "before", WHOLE_NODE, on="backup")

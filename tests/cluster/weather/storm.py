@@ -28,7 +28,8 @@ _DOWN_S = (0.0, 2.0)
 
 
 class Storm(threading.Thread):
-    """Storm of `faults` faults. `backup`: halfway, the cluster's store is copied, which stops the control plane."""
+    """Storm of `faults` faults. `backup`: True: halfway etcd's data is copied, for which the control plane stops
+    briefly."""
 
     def __init__(self, weather: Weather, *, seed: int, faults: int, backup: bool = False) -> None:
         super().__init__(name="storm", daemon=True)

@@ -13,7 +13,7 @@ from harness.proxy import ErrorEvent, Mute, Refuse, Rule, Words, expired
 from .world import KINDS, Weather, kinds, of_tenants
 
 BELIEF_S = 30.0
-"""Seconds after which nothing may be placed by a silent watch."""
+"""Seconds of silence of a watch after which the operator must place nothing."""
 _SHARES = 50
 
 
@@ -29,7 +29,7 @@ def half_open(weather: Weather) -> float:
 def stale_belief(weather: Weather) -> float:
     """The watches of Nodes and of their ledgers are silent and cannot be reopened; SharePods still arrive.
 
-    Nothing may be placed then. Return the seconds from fair weather to the SharePod's start.
+    Nothing may be placed in this time. Return the seconds from the end of the fault to the SharePod's start.
     """
     world, (namespace, (node,)) = weather.world, weather.place("belief")
     away = ("gpunodes", "nodes")
@@ -46,7 +46,8 @@ def stale_belief(weather: Weather) -> float:
 
 
 def error_event(weather: Weather, kind: str) -> float:
-    """The watch of one kind gets an internal error; then a SharePod is created."""
+    """The watch of one kind gets an internal error; then a SharePod is created. Return the seconds until it runs and
+    the kind is watched again."""
     prefix = f"error-{kind}"
     namespace, _ = weather.place(prefix)
     assert weather.proxy.send(ErrorEvent(500, "InternalError"), kinds(kind)) >= 1
@@ -58,7 +59,8 @@ def error_event(weather: Weather, kind: str) -> float:
 
 
 def expired_and_empty(weather: Weather) -> float:
-    """Only the watches of SharePods and of their Pods expire, and by then nothing is left that a list could show."""
+    """The watches of SharePods and of their Pods are silent while all SharePods are deleted, and then expire. So the
+    lists that follow are empty."""
     world, (namespace, nodes) = weather.world, weather.place("expired", 3)
 
     def chosen(call: object) -> bool:
@@ -87,8 +89,8 @@ def expired_and_empty(weather: Weather) -> float:
 
 
 def expired_together(weather: Weather) -> float:
-    """All watches expire at once, and again; then lists expire, too, while they are read. Return the longer time until
-    a SharePod runs that is created as that begins."""
+    """All watches expire at once, repeatedly. In a second round lists are answered 410, too. Return the longer time of
+    both rounds from its begin until a SharePod that is created then runs."""
     world, (namespace, _) = weather.world, weather.place("together")
     storms = {
         "one": Rule(expired(), verbs=("watch",), times=4 * len(KINDS)),
@@ -106,10 +108,10 @@ def expired_together(weather: Weather) -> float:
 
 
 def odd_words(weather: Weather) -> float:
-    """The watches of all kinds get one after another invalid message that no API server sends; a SharePod runs after
-    each.
+    """The watches of all kinds get a series of invalid messages that no API server sends. After each message a SharePod
+    must run.
 
-    Return the longest time until it did.
+    Return the longest time until such a SharePod ran.
     """
     world, longest = weather.world, 0.0
     namespace, _ = weather.place("odd", 2)

@@ -29,7 +29,8 @@ TIMES = {
     "SHAREPOD_LOG_LEVEL": "debug",
     "SHAREPOD_LOG_FORMAT": "console",
 }
-"""Settings of the operator. The others, in particular of its Lease, have their defaults, as in a real cluster."""
+"""Settings of the operator. All other settings, in particular of its Lease, have their defaults, as in a real
+cluster."""
 AGENT_LEASE = 20
 """Duration of the agents' Leases in seconds: the default of a real agent."""
 START_LIMIT = 60.0
@@ -53,15 +54,16 @@ class Weather:
         wait(self.acts, what="an operator that acts", timeout=START_LIMIT)
 
     def acts(self) -> bool:
-        """True if the operator leads and watches everything."""
+        """Return whether the operator leads and watches all kinds."""
         return self.world.metric("sharepod_operator_leader") == 1.0 and self.watched(*KINDS)
 
     def watched(self, *resources: str) -> bool:
-        """True if the operator watches these kinds, as far as the proxy sees."""
+        """Return whether the proxy has a watch of the operator for each of these kinds."""
         return all(self.proxy.watches(kinds(kind)) for kind in resources)
 
     def clear(self) -> None:
-        """Have fair weather, and an operator that acts and watches everything: another process if need be."""
+        """Remove all faults, and wait for an operator that leads and watches all kinds. If the present one does not, it
+        is replaced."""
         self.proxy.clear()
         operator = self.world.operator
         if operator is not None and operator.running():
@@ -71,7 +73,7 @@ class Weather:
         self.start()
 
     def sees_all(self) -> bool:
-        """True if the operator knows as many SharePods as there are."""
+        """Return whether the operator has as many SharePods in its cache as the API server."""
         return self.world.metric("sharepod_operator_sharepods") == len(self.world.api.get(SHAREPODS)["items"])
 
     def runs(self) -> bool:
@@ -122,7 +124,8 @@ class Weather:
 
 
 def of_tenants(call: Call) -> bool:
-    """True for calls about Pods that select SharePods' Pods."""
+    """Return whether the call reads Pods of tenants. The operator's other watch of Pods excludes them by its label
+    selector."""
     return call.resource == "pods" and not call.query.get("labelSelector", "").startswith("!")
 
 
@@ -151,8 +154,8 @@ def bad_weather(
     agent_renew: float = 1.0,
     pace: float = 0.0,
 ) -> Iterator[Weather]:
-    """A separate cluster with SharePod installed and the operator behind a proxy. `start`: True if the operator is
-    started. Other arguments: as of `a_world`."""
+    """Start a separate cluster with SharePod installed, and the operator behind a proxy. `start`: True if the operator
+    is started. Other arguments: as of `a_world`."""
     with (
         Cluster(keep_logs=bool(os.environ.get("KEEP_LOGS"))) as cluster,
         FaultProxy(cluster) as proxy,
