@@ -19,6 +19,8 @@ def bound(world: World, namespace: str) -> list[Object]:
 def test_an_applied_sharepod_is_reserved_in_the_ledger_then_runs_on_that_gpu(world: World) -> None:
     (node,) = world.nodes("apply")
     namespace = world.cluster.namespace("apply")
+    world.apply(namespace, "before", {"request": 0.1, "memory": "1Gi"}, on="apply")
+    world.phase(namespace, "before", "Running")  # the operator knows the node and its agent
     made = world.apply(namespace, "one", {"request": 0.4, "limit": 0.7, "memory": "4Gi"}, on="apply")
 
     seen = world.phase(namespace, "one", "Running")
