@@ -44,9 +44,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Undo what a shell does to commands that it starts in the background: they and their children ignore Ctrl-C. Let
-    programs in Go that tests start use more memory before they collect garbage, up to 2 GiB each. Log tracebacks
-    without local variables, whose rendering by `rich` took a tenth of a second each.
+    """Handle SIGINT again, which commands ignore, with their children, when a shell starts them in the background. Let
+    Go programs of the tests use more memory before they collect garbage, up to 2 GiB each. Log tracebacks without local
+    variables, whose rendering by `rich` takes a tenth of a second each.
     """
     structlog.configure(
         processors=[
@@ -61,8 +61,8 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Choose files. Scale the number of examples, also where a test sets it itself, which no profile of hypothesis
-    changes.
+    """Select the files of the slice. Scale the number of examples of each property, also where the test sets the number
+    itself, which a profile of hypothesis would not change.
     """
     left_out = [item for item in items if not in_slice(_file(item), *config.getoption("slice"))]
     config.hook.pytest_deselected(items=left_out)
@@ -117,7 +117,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 try:
     from xdist.scheduler import LoadScopeScheduling
-except ImportError:  # xdist is not installed, so no work is shared
+except ImportError:  # xdist is not installed, so tests are not distributed to workers
     LoadScopeScheduling = object
 
 

@@ -1,7 +1,7 @@
-"""Generator of tests/quick.txt: the tests of hook, attack, cluster and node that `make test` runs.
+"""Generator of tests/quick.txt: the list of tests in tests/hook, attack, cluster and node that `make test` runs.
 
-Each promise that no unit or property test holds is held by a test of the list, the cheapest as measured. A promise
-whose tests all take longer than `LONGEST_S` is named in the list's comment, and only `make test-all` shows it.
+For each promise that no unit or property test holds, the list has one test that holds it, the fastest as measured. A
+promise whose tests all take longer than `LONGEST_S` is named in the list's comment, and only `make test-all` shows it.
 
 Durations come from build/results/durations.json, which each run of pytest keeps.
 
@@ -74,7 +74,7 @@ def select(
 
 
 def _longest_folder_first(test: str) -> tuple[int, str]:
-    """Return the sort key of the list. All of tests/node runs in one worker, so it starts first."""
+    """Return the sort key of the list. All tests of tests/node run in one worker, so they start first."""
     folders = ("tests/node/", "tests/cluster/", "tests/hook/")
     return next((number for number, folder in enumerate(folders) if test.startswith(folder)), len(folders)), test
 

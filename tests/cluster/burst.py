@@ -1,7 +1,7 @@
 """Bursts: 16 shares of half a GPU arrive together and just fit on 8 GPUs of 4 nodes.
 
-The shares are SharePods. With `doors`, a third each are SharePods, plain Pods with claims and plain Pods with a
-resource line.
+The shares are SharePods. With `doors` (all ways to request a share), a third each are SharePods, plain Pods with claims
+and plain Pods with a resource line.
 
 Guarantees: each round begins with empty ledgers, and ends when operator and agents have emptied them as usual. All
 shares of a round are sent at the same moment, each over its own connection.

@@ -4,7 +4,8 @@ The shares are SharePods. With `thirds`, a third each are SharePods, plain Pods 
 resource line.
 
 Guarantees: everything random comes from the seed:
-- the requests, the doors, and the SharePods that are deleted while others are placed;
+- the requests, the ways to request them (SharePod, claim, line), and the SharePods that are deleted while others are
+  placed;
 - the number of reservations before each kill, and the delay after that;
 - whether the successor is the same pod restarted, or another pod that has to wait for the Lease;
 - the GPUs with a foreign process, the taken names of Pods, and the weather.

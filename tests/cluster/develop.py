@@ -1,4 +1,4 @@
-"""`make develop`: `kopf run` of the operator on a test cluster with played nodes, kubelets, agents and GPUs.
+"""`make develop`: `kopf run` of the operator on a test cluster with simulated nodes, kubelets, agents and GPUs.
 
     python -m cluster.develop [--nodes N]
 

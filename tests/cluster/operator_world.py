@@ -1,5 +1,4 @@
-"""The operator on a test cluster: a separate process under its own ServiceAccount, with players for kubelets and
-agents.
+"""The operator on a test cluster: a separate process under its own ServiceAccount, with simulated kubelets and agents.
 
 The operator's intervals and timeouts are short. Each test uses its own nodes, which its SharePods select, so that the
 tests of one file share one cluster.

@@ -1,5 +1,5 @@
-"""Nodes of pool `scheduler` in the world of the operator's tests. The module plays the agents' ResourceSlices, with the
-agents' rights and tokens, in the form that agents publish.
+"""Nodes of pool `scheduler` in the world of the operator's tests. In place of the agents, this module publishes their
+ResourceSlices, with the agents' rights and tokens.
 """
 
 from __future__ import annotations

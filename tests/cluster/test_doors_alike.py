@@ -29,7 +29,7 @@ def world(shared_cluster: SharedCluster) -> Iterator[World]:
 
 
 class Team:
-    """Namespace with its own nodes. Its Pods request 0.8 of a GPU by one door."""
+    """Namespace with its own nodes. Its Pods request 0.8 of a GPU, all by a claim or all by a line (`door`)."""
 
     def __init__(self, world: World, name: str, door: Door, nodes: int = 1) -> None:
         self.world = world

@@ -154,7 +154,8 @@ def test_the_operator_places_nothing_where_kube_scheduler_allocates_and_says_wha
 
 @pytest.mark.promise("operator-scheduler-pool-one-allocator")
 def test_a_node_that_changes_its_pool_has_one_allocator_at_a_time(world: World) -> None:
-    """Pods of both doors are created continuously while the label changes back and forth."""
+    """While the pool label changes back and forth, Pods with claims of both classes are created. kube-scheduler
+    allocates claims of one class, the operator claims of the other."""
     agent = pool_of_scheduler(world, "both", gpus=1)
     node, namespace = agent.node, world.cluster.namespace("both")
     make_template(world, namespace, "scheduled", time_milli=600, deviceClassName=CLASS)

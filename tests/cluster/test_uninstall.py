@@ -1,4 +1,5 @@
-"""The printed commands of docs/install.md that remove SharePod, in a cluster that has shares by every door."""
+"""The printed commands of docs/install.md that remove SharePod, in a cluster with shares of SharePods, claims and plain
+Pods."""
 
 from __future__ import annotations
 

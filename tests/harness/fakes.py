@@ -1,10 +1,11 @@
-"""Nodes without machines, and a player of the kubelet for the pods bound to them.
+"""Nodes without machines, and a simulated kubelet for the pods bound to them.
 
 Why not kwok: a test needs exact control of when a pod starts, ends, fails and disappears, and of nothing else
 happening. This short file, in the test's own process, gives that without another large program and its stages.
 
-The player writes what a kubelet writes: a bound pod gets status Running and Ready; a deleted pod gets its terminal
-phase and is then removed; a pod that ends by itself gets Succeeded or Failed. Annotations on a pod change this:
+The simulated kubelet writes what a kubelet writes: a bound pod gets status Running and Ready; a deleted pod gets its
+terminal phase and is then removed; a pod that ends by itself gets Succeeded or Failed. Annotations on a pod change
+this:
 
     test.sharepod.dev/start-seconds         seconds as Pending after it is bound; "never"       (0)
     test.sharepod.dev/run-seconds           seconds of running before it ends by itself         (unlimited)

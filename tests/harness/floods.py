@@ -1,5 +1,5 @@
 """Programs that attack the agent through a tenant's socket: endless frames, garbage, thousands of connections, and
-hundreds of connections that make each other's frames expensive.
+hundreds of connections next to a pending request for all memory, which makes each of their frames expensive.
 
 `command(how)` runs in the tenant's directory; it prints "begins" and continues until it is killed.
 """

@@ -3,9 +3,8 @@
 Guarantees:
 - When it ends, all processes that it started, with their children, have ended, in the reverse order of their start.
 - Then registered traces are undone (each step with a timeout), and the state directory is removed.
-- This happens on request, on SIGTERM and SIGINT, and when the lifeline closes. The lifeline is its standard input, a
-  pipe
-  from the harness, which the kernel closes however the harness ends.
+- This happens on request, on SIGTERM and SIGINT, and when the lifeline closes. The lifeline is the supervisor's
+  standard input, a pipe from the harness. However the harness ends, the operating system closes it.
 - If the supervisor itself is killed, the kernel kills its children.
 
 It is single-threaded on purpose: a child's parent-death signal follows the thread that forked it. Requests are one JSON

@@ -1,5 +1,5 @@
-"""Record of the owners of a node's GPUs: from each answer of the kubelet, each version of the ledger and the device's
-own account.
+"""Record of the pods and tenants that have each GPU of a node: by each answer of the kubelet, each version of the
+ledger and the simulated device's own count.
 """
 
 from __future__ import annotations

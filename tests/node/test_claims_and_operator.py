@@ -1,6 +1,6 @@
 """The whole system with claims: workloads of any kind share simulated GPUs by their claims, next to SharePods.
 
-API server, scheduler, controllers, kubelet, containerd, operator, agent and hook are real; the GPU is the double.
+API server, scheduler, controllers, kubelet, containerd, operator, agent and hook are real; the GPU is simulated.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def test_kubelet_agent_and_container_restart_without_a_disturbance(node: ClaimNo
     node.machine.real.restart_kubelet()
     node.agent.signal(signal.SIGKILL)
     node.agent.wait(10)
-    # a program that cleans /run may delete this file
+    # The CDI file is lost, as after a program that cleans /run. The next agent must write it again.
     node.machine.real.run("sh", "-c", f"rm /run/cdi/sharepod-{row['id']}.json")
     before = node.machine.busy_ns()
     node.start_agent()

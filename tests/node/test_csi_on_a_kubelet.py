@@ -337,7 +337,7 @@ def test_a_process_that_outlives_its_pod_keeps_the_share_reserved(
         assert first is not None
         wait_until(lambda: message in first.log.read_text(), what="the agent seeing it", timeout=15)
         assert bench.tenant(row["id"])["drained"] is False
-        # The agent's record of a pod must survive its restart.
+        # The agent's record of a pod must survive the agent's restart.
         first.signal(signal.SIGKILL)
         first.wait(10)
         second = bench.start_agent()
@@ -381,8 +381,8 @@ def test_a_nodes_self_test_shows_whether_containers_load_the_hook_and_get_unrequ
     await_verdict("Loaded", "NotInjected")
     cluster.api.delete(f"{pods}/sound", grace=0)
     bench.await_gone(f"{pods}/sound")
-    # Faults: the hook is a file that the linker cannot read and therefore skips. Then the node's default runtime is
-    # NVIDIA's.
+    # Two faults: the linker cannot read ld.so.preload, so it loads no hook; and the Pod runs as if the node's default
+    # runtime were NVIDIA's.
     preload = bench.node.path("/var/lib/sharepod/self-test/ld.so.preload")
     preload.chmod(0)
     cluster.api.create(pods, self_test_pod("unsound", bench.node.name, runtimeClassName="nvidia"))

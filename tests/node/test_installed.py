@@ -133,7 +133,7 @@ def test_the_shipped_images_and_manifests_install_run_upgrade_and_uninstall(
     time.sleep(3)
     machine.shares().expect(alpha=60)
     # 3. Upgrade, with claims and the resource line: the same Pod continues under the new agent, and new Pods start by
-    #    every door.
+    #    SharePod, claim and line.
     now.upgrade(cluster, machine.real, tmp_path, "claims", "claims/self-test", "plain")
     node = f"{GROUP}/gpunodes/{machine.node}"
     for kind in ("HookLoads", "ClaimsAttach"):

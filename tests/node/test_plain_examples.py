@@ -2,7 +2,7 @@
 shares of its line, is scaled, survives a drain within its disruption budget, and ends.
 
 API server, its policies, scheduler, controllers, kubelet, containerd, operator, agent and hook are real; the GPUs are
-the double's (plain_workloads.py).
+simulated (plain_workloads.py).
 """
 
 from __future__ import annotations

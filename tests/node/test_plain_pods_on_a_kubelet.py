@@ -1,7 +1,7 @@
 """A resource line on a real node: plain Pods of a Deployment share a simulated GPU with a SharePod as requested.
 
-API server, its policies, scheduler, controllers, kubelet, containerd, operator, agent and hook are real; the GPU is the
-double.
+API server, its policies, scheduler, controllers, kubelet, containerd, operator, agent and hook are real; the GPU is
+simulated.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Plain Pods with a resource line on a real node of a cluster without claims: gate, CSI volume and NVIDIA's runtime
-give them the shares of their lines, next to others on the same GPU.
+give them the shares of their lines, next to other tenants of the same GPU.
 
 API server, its policies, the operator's webhook, scheduler, controllers, kubelet, containerd, operator, agent and hook
-are real; the GPUs are the double's.
+are real; the GPUs are simulated.
 """
 
 from __future__ import annotations

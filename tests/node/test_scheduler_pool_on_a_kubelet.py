@@ -1,7 +1,7 @@
 """A node of pool `scheduler`: kube-scheduler allocates from the slice that the agent publishes, the kubelet prepares by
 the driver of that slice, and the hook enforces the shares of the allocations.
 
-API server, scheduler, controllers, kubelet, containerd, operator, agent and hook are real; the GPU is the double.
+API server, scheduler, controllers, kubelet, containerd, operator, agent and hook are real; the GPU is simulated.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """SharePods whose GPUs are attached by claims on a real kubelet: no runtime class, no volume, no variable.
 
-API server, scheduler, controllers, kubelet, containerd, operator, agent and hook are real; the GPU is the double.
+API server, scheduler, controllers, kubelet, containerd, operator, agent and hook are real; the GPU is simulated.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The whole system on a real node: SharePods become pods in a `restricted` namespace, and share a GPU as requested.
 
 API server, scheduler, kubelet, containerd, operator, agent and hook are real. Operator, agent and hook come from
-unchanged images and manifests. The GPU is the double.
+unchanged images and manifests. The GPU is simulated.
 """
 
 from __future__ import annotations

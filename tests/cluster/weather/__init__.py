@@ -1,1 +1,2 @@
-"""Bad weather between operator and API server: each fault played once on a real API server, and measured."""
+"""Faults between operator and API server ("bad weather"): each fault is caused once on a real API server, and the
+operator's delay is measured."""

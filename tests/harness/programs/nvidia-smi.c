@@ -1,6 +1,6 @@
-/* Stands in for nvidia-smi: lists the GPUs that the test's container runtime put into the container (see
- * harness/nvidia_runtime.py, which sets FAKE_GPUS: "UUID=MODEL;UUID=MODEL"). With -L in the words of the real
- * one. In a command that is run in a container later, the variable is the one of the container's first process. */
+/* Replacement for nvidia-smi: lists the GPUs that harness/nvidia_runtime.py has put into the container, by the variable
+ * FAKE_GPUS ("UUID=MODEL;UUID=MODEL"). With -L the output has the form of the real program's. A command that is started
+ * in the container later lacks the variable, so this program then reads it from the container's first process. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

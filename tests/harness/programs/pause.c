@@ -1,4 +1,4 @@
-/* The process that keeps a pod's namespaces: waits for a signal, reaps what it inherits. */
+/* First process of a pod, which keeps its namespaces: reaps inherited orphans until a signal ends it. */
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>

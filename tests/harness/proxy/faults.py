@@ -106,7 +106,7 @@ class Hold(Fault):
 
 @dataclass(slots=True, eq=False)
 class Rule:
-    """Rule: the first `times` matching calls (None: all) meet `fault`.
+    """Rule: `fault` affects the first `times` matching calls (None: all).
 
     `verbs`, `resources`: empty means all. `where`: a further condition.
     """

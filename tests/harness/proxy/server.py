@@ -75,8 +75,8 @@ class _Answer:
 
 
 class FaultProxy:
-    """Fault-injecting proxy of `cluster`'s API server, at `server`. Use it in a `with` block; methods are for any
-    thread.
+    """Fault-injecting proxy of `cluster`'s API server, at `server`. Use it in a `with` block; any thread may call its
+    methods.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -275,7 +275,7 @@ class FaultProxy:
     async def _answered(
         self, request: web.BaseRequest, record: Record, body: bytes, answer: _Answer, fault: Fault | None
     ) -> web.StreamResponse:
-        """Answer one request. A fault that needs no answer of the API server is applied before the call."""
+        """Answer one request. A fault that needs no answer of the API server is applied instead of the call."""
         match fault:
             case Refuse():
                 record.status = fault.code
@@ -379,7 +379,7 @@ class FaultProxy:
 async def _first_of(
     read: Callable[[], Coroutine[Any, Any, bytes]], turned: asyncio.Event
 ) -> AsyncIterator[Callable[[], Coroutine[Any, Any, bytes]]]:
-    """Return a reader that returns the result of `read`. Once `turned` is set, it returns nothing."""
+    """Return a function that returns the next result of `read`, or empty bytes once `turned` is set."""
     turning = asyncio.create_task(turned.wait())
     tasks: list[asyncio.Task[bytes]] = []
 

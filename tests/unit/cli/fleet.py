@@ -1,5 +1,5 @@
-"""Cluster in memory that the plugin reads: two nodes with three GPUs, tenants of every door, and SharePods that
-wait."""
+"""Cluster in memory that the plugin reads: two nodes with three GPUs, tenants by SharePod, claim and plain Pod, and
+SharePods that wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cluster's attach mode: checked, changed after failures, and shown on each node."""
+"""The cluster's attach mode, CSI or claims: checked, changed after failures, and shown on each node."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class _Pages:
 
 
 class _Circle:
-    """API server, or a proxy before it, whose second page is followed by the second page again."""
+    """API server, or a proxy before it, whose second page names itself as the next page, so the list never ends."""
 
     def __init__(self) -> None:
         self.pages = 0

@@ -1,4 +1,4 @@
-"""Claims of nodes' self-tests: allocated without a row, only in the system's namespace."""
+"""The operator allocates the claims of nodes' self-tests without a ledger row, and only in its own namespace."""
 
 from __future__ import annotations
 

@@ -74,7 +74,8 @@ async def test_an_agent_reports_a_changed_ledger_and_that_a_released_row_is_drai
         return storage.update(GPUNODES, "", "node-0", lambda item: {**item, "spec": spec})
 
     async def until(drained: bool) -> Json:
-        """Wait for the agent's next report; it writes once a second."""
+        """Wait until the simulated agent, which writes once a second, reports `drained` of its tenant. Return the
+        status."""
         async with asyncio.timeout(60):
             while True:
                 seen = storage.get(GPUNODES, "", "node-0")["status"]

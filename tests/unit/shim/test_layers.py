@@ -1,4 +1,4 @@
-"""The check of the hook's layers detects forbidden arrows."""
+"""The check of the hook's layers detects a file that includes a header of a higher layer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The amounts of the line's resources that a node advertises: enough for the ledger's room and for the Pods
-that run."""
+"""Amounts of the resource line's two resources that a node advertises: enough for the ledger's free shares and for the
+running Pods."""
 
 from __future__ import annotations
 

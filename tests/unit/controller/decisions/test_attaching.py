@@ -1,4 +1,4 @@
-"""The way of attachment for the GPUs of new Pods, by setting, API server and nodes."""
+"""Choice of the way, CSI or claims, by which GPUs of new Pods are attached: by setting, API server and nodes."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ async def test_nothing_is_decided_while_this_process_does_not_lead(world: World)
 async def test_whose_turn_comes_as_this_process_ceases_to_lead_has_it_again_once_it_leads(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same holds if the watches are too old for a decision for a while."""
+    """The placement loop keeps the tenant's turn. It does so, too, while the watches are too old for a decision."""
     world.node("a")
     answers = iter([True, False])  # (result before the pass, result at the tenant's turn)
     monkeypatch.setattr(world.loop, "_may_act", lambda: next(answers, True))

@@ -19,7 +19,7 @@ KEYS = st.lists(
 
 
 def turns_of(names: Iterable[str], *, priority: int = 0, standing: int = 0) -> list[tuple[QueueKey, WaitingTenant]]:
-    """Return waiting tenants in the order of their creation. The begin of a name is its namespace."""
+    """Return waiting tenants in the order of their creation. The first letter of a name is the tenant's namespace."""
     named = enumerate(names)
     return [((-priority, standing, f"{age:03}", name[0], name), WaitingTenant(name, 0.0)) for age, name in named]
 

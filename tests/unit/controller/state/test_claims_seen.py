@@ -321,7 +321,7 @@ def test_a_claim_of_another_namespace_is_not_a_pods_whatever_owner_it_names(seen
 
 
 def test_a_claim_whose_class_is_not_ours_is_told_of_once_its_share_of_our_gpus_is_taken_back() -> None:
-    """An administrator's class may select devices of pool `scheduler`."""
+    """An administrator's class may select devices of pool `scheduler`, so a claim of any class may hold a share."""
     changed: list[str] = []
     seen = ClaimsSeen(changed.append)
     result = {"request": "gpu", "driver": "scheduler.sharepod.dev", "pool": "node-a", "device": "gpu-0"}

@@ -26,7 +26,7 @@ class Pages(Client):
 
 
 class Circle(Client):
-    """API server whose second page is followed by the second page again."""
+    """API server whose second page names itself as the next page, so the list never ends."""
 
     def __init__(self) -> None:
         self.pages = 0

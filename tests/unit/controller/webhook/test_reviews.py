@@ -1,4 +1,5 @@
-"""Reviews as Kopf gets them: a patch of the reduced Pod is also a valid patch of the whole Pod."""
+"""Kopf gets only the parts of a reviewed Pod that decide the patch. Its patch of these parts is a valid patch of the
+whole Pod."""
 
 from __future__ import annotations
 

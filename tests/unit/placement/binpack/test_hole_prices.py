@@ -1,4 +1,4 @@
-"""Values of holes: they depend on the requests that will arrive to fill the holes."""
+"""Values of holes, the free time of single GPUs: they depend on the requests that will arrive to fill the holes."""
 
 from __future__ import annotations
 

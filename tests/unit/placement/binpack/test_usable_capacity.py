@@ -1,4 +1,5 @@
-"""Weights of the demand: the value of reserved room, and the part of its holes that a node's CPU serves."""
+"""Weights of request classes by the scarcity of room for them. Free GPU time on a node with little free CPU counts only
+as far as the CPU serves requests."""
 
 from __future__ import annotations
 
