@@ -1,9 +1,10 @@
-"""Build of the compiled parts. By cffi: the wire binding, placement's inner loops and the agent's reading of frames.
-The others are the hook (a shared object, preloaded into tenants' programs), and the token scheduler
-(`sharepod.timeshare`, compiled by mypyc).
+"""Build of the compiled parts. cffi builds the binding of the wire format, placement's inner loops and the agent's
+reading of frames. A C compiler builds the hook, the shared object that is preloaded into tenants' programs. mypyc
+compiles the token scheduler (`sharepod.timeshare`).
 
-`pip install` does all of it; an editable install builds in place, and leaves the token scheduler as sources that one
-edits. `python setup.py build_hook` builds the hook alone, in place. The project's metadata stands in pyproject.toml.
+`pip install` builds all of them. An editable install builds in place and does not compile the token scheduler, so that
+edits of it take effect. `python setup.py build_hook` builds only the hook, in place. The project's metadata is in
+pyproject.toml.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ CFLAGS = [
     "-fPIC", "-fvisibility=hidden", "-ftls-model=initial-exec",
     "-fno-tree-switch-conversion", "-fno-stack-protector", "-U_FORTIFY_SOURCE", "-fno-builtin-printf",
 ]  # fmt: skip
-# What the hook takes from the libc of its program: the function is in every glibc since 2.17, and in musl. The list of
-# loaded objects may be missing. Any other would end each program of the container where symbols are bound at the start.
-# memcpy and the like, which the compiler calls, are the hook's own (base/strings.c).
+# Symbols that the hook takes from the program's libc. The function `dl_iterate_phdr` is in every glibc since 2.17 and
+# in musl. `_r_debug`, the list of loaded objects, may be missing. Any other missing symbol would end each program of
+# the container that binds its symbols at the start. So memcpy and similar functions, which the compiler calls, are in
+# the hook itself (base/strings.c).
 TAKEN_FROM_LIBC = frozenset({"dl_iterate_phdr", "_r_debug"})
 LDFLAGS = [
     "-shared",
@@ -47,8 +49,9 @@ LDFLAGS = [
     "-Wl,-Bsymbolic",
     "-Wl,-soname,libsharepod.so",
     "-Wl,-z,relro",
-    "-Wl,-z,now",  # its symbols are bound when it is loaded: the table of addresses is then read-only
-    "-Wl,-z,noseparate-code",  # two mappings fewer: 5 us of each exec
+    # bind the hook's symbols when it is loaded, so that the table of their addresses is read-only from then on
+    "-Wl,-z,now",
+    "-Wl,-z,noseparate-code",  # saves two mappings, and so 5 us of each start of a program
     "-Wl,--build-id",
     "-Wl,--hash-style=both",
 ]
@@ -68,9 +71,9 @@ def sources_hash() -> str:
 
 
 def machine_flags(compiler: list[str]) -> list[str]:
-    """Return the flags for this machine: marks at the targets of indirect jumps (CET, BTI) and signed return addresses.
-    A program loses them as a whole where one of its libraries lacks them. On arm64 gcc would call its own library for
-    atomics: the hook has none."""
+    """Return the flags for this machine's processor. They mark the targets of indirect jumps (CET, BTI) and sign return
+    addresses: if one library lacks this protection, its whole program loses it. On arm64 they also keep atomics inline,
+    because gcc would call a library of its own, which the hook does not link."""
     asked = subprocess.run([*compiler, "-dumpmachine"], capture_output=True, text=True, check=True, timeout=30)
     if asked.stdout.startswith(("aarch64", "arm64")):
         return ["-mno-outline-atomics", "-mbranch-protection=standard"]
@@ -79,7 +82,8 @@ def machine_flags(compiler: list[str]) -> list[str]:
 
 def folder_flags() -> list[str]:
     """Return the flags that keep the names of this machine's folders out of the file, so that its bytes are the same
-    wherever it is built. Where both fit, the later counts: the headers may lie below the sources' folder."""
+    wherever it is built. If both flags match a path, the last one applies: the CUDA headers may be in a folder below
+    the sources."""
     return [f"-ffile-prefix-map={ROOT}=.", f"-ffile-prefix-map={include_dir()}=cuda"]
 
 
@@ -94,7 +98,8 @@ def strip(draft: Path, debug: Path) -> None:
 
 
 def check_needs(built: Path) -> None:
-    """Raise SystemExit for a hook that takes more of libc than TAKEN_FROM_LIBC: some programs could not load it."""
+    """Raise SystemExit if the hook needs a symbol of libc outside TAKEN_FROM_LIBC, because some programs could not load
+    such a hook."""
     tool = shlex.split(os.environ.get("NM") or "nm")
     command = [*tool, "-D", "--undefined-only", str(built)]
     listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
@@ -105,8 +110,8 @@ def check_needs(built: Path) -> None:
 
 
 def compile_hook(target: Path, debug: Path, *, extra: tuple[str, ...] = ()) -> None:
-    """Compile the hook to `target`, stripped, by rename, so that no program ever maps half a file; to `debug` what a
-    debugger needs of it."""
+    """Compile the hook, write its debug information to `debug`, and rename the stripped file to `target`. Because of
+    the rename, no program ever maps half a file."""
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
     for file in (target, debug):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -127,7 +132,7 @@ def compile_hook(target: Path, debug: Path, *, extra: tuple[str, ...] = ()) -> N
 
 
 class BuildHook(Command):  # type: ignore[misc]  # setuptools has no types
-    """`build_hook`: part of `build`; alone it builds in place."""
+    """Command `build_hook`: builds the hook as a part of `build`. Called by itself, it builds in place."""
 
     description = "build the hook, libsharepod.so"
     user_options: ClassVar[list[tuple[str, str | None, str]]] = [
@@ -169,8 +174,8 @@ class BuildHook(Command):  # type: ignore[misc]  # setuptools has no types
 
 
 class BuildCore(Command):  # type: ignore[misc]
-    """`build_core`: part of `build`; compiles the token scheduler's sources as they are. Nothing in an editable
-    install: there each edit counts at once."""
+    """Command `build_core`, a part of `build`: compiles the sources of the token scheduler. It does nothing in an
+    editable install, so that edits take effect at once."""
 
     description = "compile the token scheduler"
     user_options: ClassVar[list[tuple[str, str | None, str]]] = [("build-lib=", None, "another folder to build in")]
@@ -190,7 +195,7 @@ class BuildCore(Command):  # type: ignore[misc]
 
         built = Path(self.build_lib or "build/lib").resolve()
         temporary = Path(self.build_temp or "build/temp").resolve()
-        with contextlib.chdir(ROOT / "operator"):  # the names of the modules are their paths from here
+        with contextlib.chdir(ROOT / "operator"):  # mypyc names the modules by their paths relative to this folder
             extensions = mypycify(
                 ["--config-file", os.devnull, *(str(path) for path in sorted(CORE.glob("*.py")))],
                 opt_level="3",

@@ -41,7 +41,7 @@ _HEADER = (
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML dumper that repeats equal nodes instead of pointing at them, and writes texts of several lines as blocks."""
+    """YAML dumper that writes no aliases: it repeats equal nodes. Texts of several lines are written as blocks."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -55,7 +55,7 @@ _Dumper.add_representer(str, _text)
 
 
 def files(pod_spec: Schema) -> dict[Path, str]:
-    """Return every generated file with its content."""
+    """Return the content of every generated file, by path. `pod_spec`: schema of a PodSpec."""
     policies = ROOT / "manifests" / "policies"
     documents: dict[Path, list[Any]] = {
         SHAREPODS: [sharepod_crd(pod_spec)],
@@ -125,7 +125,7 @@ def of_test_cluster() -> dict[str, Any]:
 
 
 def main() -> int:
-    """Write or check the files. Returns 0 when everything is in place."""
+    """Write or check the files. Return the exit status: 0 if all files are up to date or written."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--openapi", type=Path, help="an API server's /openapi/v3/api/v1, as JSON")
     arguments.add_argument("--cluster", action="store_true", help="start the test cluster and ask its API server")

@@ -27,7 +27,7 @@ from sharepod.controller.settings import OperatorSettings
 PAGE = Path(__file__).parent / "settings.md"
 REFERENCE = Path(__file__).parent / "reference.md"
 REASONS = Path(__file__).parents[1] / "cli" / "kubectl_sharepod" / "reasons.json"
-# defaults of settings that depend on where the program runs
+# text in place of a default that depends on the machine or folder in which the program runs
 _BY_PLACE = {"identity": "the host's name", "hook_file": "the packaged hook"}
 
 _HEAD = """# Settings and metrics
@@ -38,7 +38,7 @@ it. <!-- promise: install-wrong-settings -->
 """
 
 _LABELS = {"sharepod_tenant_": ("tenant", "namespace", "pod", "mode"), "sharepod_gpu_": ("gpu", "index")}
-"""Labels that all metric families with a prefix have."""
+"""For each prefix of metric families: the labels that all of them have."""
 _AGENT_METRICS = """Served under `/metrics` on port 9437 to [permitted readers](install.md#who-reads-the-metrics);
 [reference.md](reference.md#metrics-of-the-agent) has the rules. Families `sharepod_tenant_...` have the labels
 `tenant`, `namespace`, `pod` and `mode`, families `sharepod_gpu_...` the labels `gpu` and `index`."""

@@ -130,7 +130,7 @@ def budget() -> Iterable[str]:
 
 
 PICTURES = {"share": (share, 165), "memory": (memory, 142), "placement": (placement, 160), "budget": (budget, 164)}
-"""Shapes and height in pixels, by name."""
+"""For each picture, by name: the function that yields its shapes, and its height in pixels."""
 
 
 def drawn(name: str) -> str:

@@ -1,11 +1,12 @@
-"""Generator of build/promises.md: each promise of the docs, what holds it, how to run that, and its last figure.
+"""Generator of build/promises.md: each promise of the docs, the tests and benchmarks that hold it, the command that
+runs them, and the last figure.
 
 - A promise is a sentence of README.md, SECURITY.md or docs/ with the anchor `<!-- promise: ID -->` behind it, or
   `<!-- promise: ID, 2 sentences -->`. Readers of the rendered page do not see it. The ID begins with a key of `AREAS`.
 - A test holds a promise by `@pytest.mark.promise("ID")`, a whole file by `pytestmark = pytest.mark.promise("ID")`.
 - A benchmark names in `PROMISES = {"ID": ("max", "METRIC")}` which of its figures belongs to the promise: the largest
-  ("max") or smallest ("min") of all its rows of that metric; a third text is the start of these rows' cases.
-  docs/promises.toml keeps the figures.
+  ("max") or smallest ("min") value of the metric in its rows. A third text limits the rows to cases that begin with
+  this text. docs/promises.toml keeps the figures.
 
 Sources are parsed and not imported, so nothing has to be built.
 
@@ -74,7 +75,7 @@ class Promise:
     page: str
     """Path of the page, relative to the root."""
     heading: str
-    """GitHub's anchor of the heading above it."""
+    """GitHub's anchor of the heading above the sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class Measure:
 
     path: str
     way: str
-    """A key of `WAYS`, which names the row that counts."""
+    """Key of `WAYS`: whether the largest or the smallest value of the rows counts."""
     metric: str
     case: str = ""
     """Beginning of the cases of the rows that count. Empty: all rows count."""
@@ -159,7 +160,7 @@ def _read_page(page: Path, root: Path, found: Found) -> None:
 
 
 def _sentence(before: str, count: int) -> str:
-    """Return the last `count` sentences of the paragraph, list item or table cell that ends here."""
+    """Return the last `count` sentences of the paragraph, list item or table cell at the end of the text `before`."""
     lines = before.split("\n")
     first = len(lines)
     while first and lines[first - 1].strip() and not lines[first - 1].startswith("#"):

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: pages from outside docs/, and links to files that the site does not have.
+"""Hooks of mkdocs: they add pages from outside docs/, and change links to files that are no page of the site.
 
 - `PAGES` are files of the repository that the site has as pages, README.md as its first one.
 - A link to another file of the repository leads to `REPOSITORY_URL`. Without that variable only its text stays.
@@ -24,7 +24,7 @@ PAGES = {
     "cli/README.md": "plugin.md",
     "examples/budgets/README.md": "budgets.md",
 }
-"""Page of the site for each file of the repository."""
+"""For each file outside docs/ that the site shows: the path of its page."""
 _SOURCES = {page: source for source, page in PAGES.items()}
 _LINK = re.compile(r"(?P<image>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<path>[^()#\s:]*)(?P<anchor>#[^()\s]*)?\)")
 _CODE = re.compile(r"(^```.*?^```$|^(?: {4}|\t)[^\n]*$|`[^`\n]+`)", re.MULTILINE | re.DOTALL)
@@ -57,6 +57,6 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
             f"[{match['text']}]({repository.rstrip('/')}/blob/main/{target}{anchor})" if repository else match["text"]
         )
 
-    # Code is not changed: it is in the odd parts of the split.
+    # Links in code stay unchanged: code is in the odd parts of the split.
     parts = _CODE.split(markdown)
     return "".join(part if index % 2 else _LINK.sub(linked, part) for index, part in enumerate(parts))

@@ -1,6 +1,6 @@
-"""Grafana's form of a dashboard: queries, panels and variables as its JSON has them.
+"""Dashboards in Grafana's JSON form: queries, panels and variables.
 
-Guarantees: equal dashboards give equal files; a panel has an id and a place of its own.
+Guarantees: equal dashboards give equal files; each panel has its own id and its own place on the page.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _SCHEMA = 39
-"""Version of Grafana's dashboard schema, that of Grafana 10.4: later versions read and convert it."""
+"""Version of the dashboard schema: Grafana 10.4's. Later Grafanas read it and convert it."""
 _COLUMNS, _HEIGHT, _STAT_HEIGHT = 24, 8, 4
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
@@ -29,7 +29,7 @@ _STAT: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Query:
-    """Query of a panel. `legend`: name of its series."""
+    """Query of a panel. `expr`: in PromQL; `legend`: name of its series in the panel."""
 
     expr: str
     legend: str = ""
@@ -37,7 +37,8 @@ class Query:
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel. `kind`: of Grafana; `unit`: Grafana's name of it; `width`: in columns, of 24."""
+    """One panel. `kind`: Grafana's panel type; `unit`: Grafana's name of the unit; `width`: in columns of 24 per
+    row."""
 
     title: str
     queries: tuple[Query, ...]
@@ -46,23 +47,24 @@ class Panel:
     width: int = 12
     stacked: bool = False
     text: str = ""
-    """Description, for the reader who does not know the figure."""
+    """Description of the panel, for a reader who does not know the figure."""
 
 
 @dataclass(frozen=True)
 class Dashboard:
-    """One dashboard. `variables`: name to the query of its values."""
+    """One dashboard. `variables`: (name, query that lists the values) of each selector at its top."""
 
     uid: str
     title: str
     variables: tuple[tuple[str, str], ...]
     panels: tuple[Panel, ...]
     price: bool = False
-    """It has a field for the price of a GPU-hour."""
+    """True if the dashboard has an input field for the price of a GPU-hour."""
 
 
 def places(panels: Sequence[Panel]) -> Iterator[dict[str, int]]:
-    """Yield the place of each panel: rows from left to right, each as high as its first panel."""
+    """Yield the place of each panel in Grafana's grid: rows are filled from left to right, and are as high as their
+    first panel."""
     x = y = height = 0
     for panel in panels:
         own = _STAT_HEIGHT if panel.kind == "stat" else _HEIGHT
@@ -74,7 +76,7 @@ def places(panels: Sequence[Panel]) -> Iterator[dict[str, int]]:
 
 
 def model(dashboard: Dashboard) -> dict[str, Any]:
-    """Return a dashboard as Grafana has it."""
+    """Return a dashboard as the object that Grafana's JSON file contains."""
     panels = [
         _panel(number, panel, place)
         for number, (panel, place) in enumerate(zip(dashboard.panels, places(dashboard.panels), strict=True), 1)
