@@ -39,7 +39,8 @@ def directory(tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def descriptors_in_flight(user: int) -> Iterator[None]:
-    """In the block, a process of this user has as many descriptors in flight between sockets as the kernel allows."""
+    """Run a process of this user during the block that has as many descriptors in flight between sockets as Linux
+    allows one user."""
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:

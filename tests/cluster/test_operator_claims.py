@@ -337,8 +337,8 @@ def test_devices_that_a_tenant_an_agent_or_a_node_publishes_are_refused_or_attra
 
 @contextmanager
 def published(world: World, node: str, driver: str) -> Iterator[None]:
-    """In the block, devices of a driver are published and selected by the class, as in a cluster where both are older
-    than the policies."""
+    """Publish devices of a driver and let the class select them during the block, without the policies that forbid it:
+    as in a cluster with slices and classes older than the policies."""
     bindings = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
     for name in ("sharepod-no-slices", "sharepod-own-devices"):
         world.api.delete(f"{bindings}/{name}")

@@ -96,7 +96,7 @@ class Machine(ABC):
 
     @contextmanager
     def _ahead_of_others(self) -> Iterator[None]:
-        """In the block, give programs and agent priority for the processors, if this machine allows that."""
+        """Give programs and agent priority for the processors during the block, if this machine allows that."""
         yield
 
     def __enter__(self) -> Self:
@@ -156,7 +156,7 @@ class RealNode(Machine):
 
     @contextmanager
     def _ahead_of_others(self) -> Iterator[None]:
-        """In the block, the Pods' cgroups have the greatest weight, and the agent is a real-time process.
+        """Give the Pods' cgroups the greatest weight, and the agent a real-time policy, during the block.
 
         A GPU is idle while its tenant waits for a processor. All Pods together have the weight of one process of this
         machine. Pods without a CPU request have nearly no weight compared with Pods that have one.

@@ -143,8 +143,8 @@ class PluginNode:
 
     @contextmanager
     def disk_limit(self) -> Iterator[None]:
-        """In the block, the operator's namespace has a default limit of ephemeral storage, as an administrator
-        may set."""
+        """Give the operator's namespace a default limit of ephemeral storage during the block, as an administrator may
+        set."""
         path = f"/api/v1/namespaces/{NAMESPACE}/limitranges"
         limits = [{"type": "Container", "default": {"ephemeral-storage": "1Mi"}}]
         body = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "disk"}, "spec": {"limits": limits}}

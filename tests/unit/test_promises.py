@@ -38,7 +38,7 @@ RESULT = {
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A checkout with one promise and its test."""
+    """Return a checkout with one promise, and a test that holds the promise."""
     for path, text in (("docs/design.md", PAGE), ("tests/unit/test_shares.py", TEST), ("Makefile", MAKEFILE)):
         _write(tmp_path, path, text)
     assert promises.main(["--check"], tmp_path) == 0

@@ -99,8 +99,8 @@ def unauthorized(weather: Weather) -> float:
 
 
 def late_crds(weather: Weather) -> float:
-    """The kinds of SharePod are served only after the operator has started. `weather`: a weather whose operator has not
-    been started."""
+    """The kinds of SharePod are served only after the operator has started. `weather`: its operator is not started
+    yet."""
     world = weather.world
     world.cluster.kubectl("delete", "crd", *_KINDS, "--wait", timeout=60)
     world.start_operator()

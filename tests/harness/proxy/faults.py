@@ -120,7 +120,8 @@ class Rule:
     """Number of calls that met the fault."""
 
     def matches(self, call: Call) -> bool:
-        """True if the call meets the fault."""
+        """Return whether the fault affects the call: the conditions hold, and fewer than `times` calls were
+        affected."""
         return (
             (self.times is None or self.met < self.times)
             and (not self.verbs or call.verb in self.verbs)

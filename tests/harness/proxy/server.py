@@ -119,7 +119,7 @@ class FaultProxy:
 
     @contextlib.contextmanager
     def weather(self, *rules: Rule) -> Iterator[None]:
-        """In the block, these rules precede the present rules."""
+        """Add rules for the block. They precede the rules that exist already."""
         self._in_loop(self._set([*rules, *self._rules]))
         try:
             yield
