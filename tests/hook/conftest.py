@@ -131,7 +131,7 @@ def hook_file() -> Path:
 @pytest.fixture(scope="session")
 def hasty_hook_file() -> Path:
     """Hook with short timeouts: 1 s for the file `limits` to appear, 1.5 s for memory without an agent, 0.5 s until a
-    silent agent counts as absent. Only two threads get slots of their own; all others share one counter.
+    silent agent counts as absent. Only two threads get slots of their own.
     """
     define = "SHAREPOD_START_WAIT_MS=1000,SHAREPOD_MEMORY_WAIT_MS=1500,SHAREPOD_PING_MS=500,SHAREPOD_GATE_SLOTS=2"
     return built_hook(BUILD / "hook-hasty" / "libsharepod.so", define=define)

@@ -56,8 +56,8 @@ THREADS = (1, 2, 4, THREADS_MOST)
 HUNT_LOOKS = 20
 """Consecutive attempts to find a thread inside a launch."""
 OVERDUE_S = 40.0
-"""Seconds after its planned end, without the time for which it was stopped, at which a process counts as hanging. The
-value is more than the 30 s for which an allocation waits for an agent.
+"""Seconds after its planned end (stops excluded) at which a process counts as hanging: more than the 30 s for which an
+allocation waits for an agent.
 """
 
 
@@ -213,7 +213,7 @@ class Soak:
         """Hold one thread of a process, perhaps the hook thread. The main thread is never held, because it only starts
         other threads and waits for them.
         """
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the thread has just ended
             tasks = {int(task.name) for task in Path(f"/proc/{life.process.pid}/task").iterdir()}
             others = sorted(tasks - {life.process.pid})
             if others:

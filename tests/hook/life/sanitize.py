@@ -1,8 +1,8 @@
 """The hook's C sources under the address, undefined-behaviour and thread sanitizers: `make sanitize`.
 
 1. The sources are compiled with a sanitizer into a library. The programs `randomlife` and `memoryrace` are linked with
-   it ahead of the double. interpose.c is left out, because its `dlsym` would replace the sanitizer's. So these runs
-   test no symbol lookups; `tests/hook/process/test_resolution.py` does.
+   it ahead of the double. interpose.c is left out, because its `dlsym` would replace the sanitizer's. Tests of the real
+   file cover it.
 2. Random lives run under the scripted agents of `randomlife.py`.
 3. Threads race for memory under the real agent.
 

@@ -138,7 +138,6 @@ class Soak:
             self.work(name)
 
     def work(self, name: str) -> None:
-        """Start a new program for a tenant."""
         label = f"{name}.{next(self.numbers)}"
         if self.run.random.random() < 0.3:
             kernel_us = self.run.random.choice(("200", "2000", "10000"))
@@ -270,7 +269,6 @@ class Soak:
     # ---- observations
 
     def note(self, what: str) -> None:
-        """Store a fault with its time."""
         self.lately.append((self.now(), what))
 
     def wait(self, seconds: float) -> None:
@@ -370,7 +368,6 @@ def small_disk(path: Path) -> Iterator[Path | None]:
 
 
 def soak(run: Run) -> dict[str, int]:
-    """Cause faults until the run is over. Return the counts."""
     rows = [tenant(name, request, gpus=gpus, memory=LIMIT) for name, (request, gpus) in TENANTS.items()]
     with (
         tempfile.TemporaryDirectory(prefix="sa") as directory,

@@ -52,9 +52,8 @@ credits.c.
 POOL_STEP = 32 * MIB
 """Bytes by which the hook expects a pool to grow until it has seen the driver's step, as in pool_calls.c."""
 AGREE_S = 5.0
-"""Seconds within which ledger and driver must agree. Until then both are read again, because a process may just be
-returning idle credits. On a machine that stands still, the agent does not answer a process's query for free memory
-within a second, so that process reports the figures of its last answer.
+"""Seconds within which ledger and driver must agree. Until then both are read again: a process may be returning idle
+credits, or the agent may answer late.
 """
 WANTED = {"mismatches": 0, "bytes over the limit": 0, "refused in vain": 0, "unexpected errors": 0}
 
@@ -224,9 +223,9 @@ class Soak:
     def granted(self, gpu: int, callers: list[Caller], used: int) -> int:
         """Return the bytes that the ledger counts as in use.
 
-        While the credits exceed a lowered limit, processes report no free memory, whatever they use. The ledger then
-        counts idle credits as used. So its bytes must be at least the bytes that the driver has taken, and at most
-        these plus `IDLE_MOST` for each process.
+        While the credits exceed a lowered limit, processes report no free memory, whatever they use. So idle credits
+        count as used: the ledger's bytes must be the bytes that the driver has taken, plus at most `IDLE_MOST` for each
+        process.
         """
         credited = self.observer.ask(gpu).used
         if credited < used:  # this also applies while the querying process is not connected to an agent
@@ -408,7 +407,6 @@ def _node(limit: int, *, nvml: bool) -> Iterator[Node]:
 
 
 def soak(run: Run) -> dict[str, int]:
-    """Run random memory calls. Return the counts."""
     limit = run.random.choice(LIMITS)
     nvml = run.random.random() < 0.5  # without NVML, the agent knows processes only from its ledger
     with _node(limit, nvml=nvml) as node, Standstill() as standstill:

@@ -75,9 +75,8 @@ def _held_inside(agent: WatchedAgent, gate: Gate, deadline: float) -> Hold:
 def test_a_launch_that_outlasts_the_grace_is_none_without_a_token(
     tenant: Tenant, agent: WatchedAgent, hook_file: Path, restarts: bool
 ) -> None:
-    """A debugger holds a thread inside a launch until the hook no longer waits for the thread. The agent must not
-    report this launch as a launch without a token. A thread may also be held while it has the driver's lock and so
-    blocks all calls; the test then releases it.
+    """A debugger holds a thread inside a launch until the hook no longer waits for the thread. This is no launch
+    without a token. A held thread that has the driver's lock blocks all calls; the test then releases it.
     """
     process = tenant.loop("--kernel-us", "0", "--threads", "3", "--event-every", "1000000")
     assert _until(agent, lambda: tenant.submitted() > 1000, 20)

@@ -44,7 +44,7 @@ _SOCKET_PID = struct.Struct("=iii")
 _TO_MISUSED = 7 * 8
 """Bytes from `submitted` to `misused` in the double's counts of a process."""
 _TO_BEHIND = (8 + len(KINDS)) * 8
-"""Bytes from `submitted` to `behind`."""
+"""Bytes from `submitted` to `behind` in the double's counts of a process."""
 _BACK_TO_PID = 8
 """Bytes from a process's counts of the first device back to its pid."""
 
@@ -96,7 +96,7 @@ class Turn:
 
     pid: int
     place: int
-    """Offset of the process's counts."""
+    """Offset of the process's counts in the double's state file."""
     held: Grant | None = None
     """Grant that the client holds, until it is drained."""
     before: int = 0
@@ -133,8 +133,8 @@ class WatchedAgent(ScriptedAgent):
         self._chance = chance
         self._turns: dict[int, Turn] = {}
         self._granted_at: dict[int, float] = {}
-        """Time of the last grant of each process (by pid), over any connection, as time.monotonic(). The gate has
-        closed later, so the grace period cannot have passed before `grace_ms` after this time."""
+        """Time of the last grant of each process (by pid), over any connection, as time.monotonic(). The grace period,
+        which begins later, ends at least `grace_ms` after it."""
         super().__init__(tenant.directory, tenant.gpus)
 
     def step(self) -> None:
@@ -147,7 +147,7 @@ class WatchedAgent(ScriptedAgent):
                 self._look(client, turn)
                 try:
                     self._act(client, turn)
-                except OSError:  # it is ending
+                except OSError:  # the process is ending
                     turn.due = None
 
     def vanish(self) -> None:
@@ -284,7 +284,7 @@ class WatchedAgent(ScriptedAgent):
     def _gate(self, pid: int) -> Gate | None:
         try:
             return Gate(pid, self._hook)
-        except (OSError, LookupError):  # it has ended
+        except (OSError, LookupError):  # the process has ended
             return None
 
 

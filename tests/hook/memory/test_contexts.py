@@ -31,8 +31,8 @@ def test_a_contexts_limits_are_paid_by_the_tenant(make_check: MakeCheck) -> None
 
 
 def test_a_context_waits_for_what_an_agent_tells_late(make_tenant: MakeTenant) -> None:
-    """The agent answers after 0.6 s, as if the processors were busy. The creation of the context must
-    wait for that answer, which contains the bytes of a context: more than the limit.
+    """The agent answers after 0.6 s. The context must wait for that answer, which contains the bytes of a context: more
+    than the limit.
     """
     tenant = make_tenant(terms(memory=64 * MIB, context_kib=100 << 10))
     agent, probe = tenant.agent(), tenant.probe()

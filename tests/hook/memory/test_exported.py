@@ -78,9 +78,7 @@ def test_descriptors_alone_keep_to_the_limit(make_check: MakeCheck) -> None:
 
 @pytest.mark.promise("memory-exported")
 def test_a_descriptor_that_is_on_its_way_to_another_process_keeps_the_memory(make_check: MakeCheck) -> None:
-    """While a message carries the descriptor, no process has it in its descriptor table, so the hook cannot find it
-    there.
-    """
+    """While a message carries the descriptor, it is in no process's descriptor table."""
     check = make_check()
     descriptor = exported(check)
     process = os.pidfd_open(check.probe.pid)
@@ -307,8 +305,8 @@ def test_a_range_that_the_driver_refuses_to_export_leaves_nothing(make_check: Ma
 
 
 def test_freeing_beside_many_descriptors_is_no_dearer(tenant: Tenant) -> None:
-    """To check exports at a free, the hook reads the process's whole descriptor table. So it does that only in some of
-    the calls.
+    """To check exports the hook reads the process's whole descriptor table, so it does that only in some of the
+    frees.
     """
     tenant.agent()
     few, many = (tenant.probe(label) for label in ("few", "many"))

@@ -80,8 +80,8 @@ def test_no_message_goes_into_a_file_of_the_programs(tenant: Tenant, tmp_path: P
 
 @pytest.mark.promise("memory-lowered")
 def test_credits_that_a_lowered_limit_takes_back_do_not_go_back_twice(make_check: MakeCheck) -> None:
-    """Credits that the process returned at once must not be returned again by the hook's next periodic check, which
-    finds them idle. The agent would then count too few bytes, and the process could exceed its limit.
+    """Credits that were idle at the hook's last check must be returned once. If the next check returned them again, the
+    process could exceed its limit.
     """
     check = make_check()
     check.probe.ok("alloc", MIB)

@@ -29,8 +29,8 @@ SIZE = 12 * MIB
 LEAST = 512
 OUT_OF_MEMORY = 2
 
-# Functions of the class `memory` (shim/table/classes.txt) that take no memory. They free, report, or prepare for a
-# function of WAYS, the table of the functions that take memory.
+# Functions of the class `memory` that take no memory: they free, report, or prepare for a function of WAYS, which take
+# memory.
 TAKES_NOTHING = {
     "cuArrayDestroy",
     "cuDeviceGraphMemTrim",

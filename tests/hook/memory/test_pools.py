@@ -56,9 +56,7 @@ def test_what_was_freed_on_a_stream_goes_with_the_streams_context(make_check: Ma
 
 
 def test_a_sibling_gets_what_was_freed_on_a_stream(make_check: MakeCheck) -> None:
-    """The program makes no call after the free. The hook thread finds out that the stream has reached the free, and
-    returns the bytes.
-    """
+    """The program makes no call after the free, so the hook thread must notice that the stream has reached it."""
     check = make_check()
     probe = check.probe
     probe.ok("stream", "s")
@@ -160,8 +158,8 @@ def test_a_pool_of_the_programs_own_counts_until_its_last_allocation_is_gone(mak
 
 
 def test_threads_that_together_hold_half_of_the_limit_are_not_refused(tenant: Tenant) -> None:
-    """Before each call the hook charges 32 MiB, the growth that the call may cause. The driver then often reuses memory
-    of the pool, so the hook must return these charges.
+    """Before each call the hook charges 32 MiB, the growth that the call may cause, although the driver then reuses
+    memory of the pool.
     """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()
@@ -208,9 +206,7 @@ def test_an_imported_pool_is_not_counted_again(make_check: MakeCheck) -> None:
 
 
 def test_a_pool_grows_within_the_limit_on_a_stream_of_a_green_context(make_check: MakeCheck) -> None:
-    """For a stream of a green context, the first version of cuStreamGetCtx returns no context, so the hook must use the
-    second.
-    """
+    """For a stream of a green context, only the second version of cuStreamGetCtx returns a context."""
     check = make_check()
     probe = check.probe
     probe.ok("green_context", "green")

@@ -53,8 +53,8 @@ def test_destroyed_with_allocations_left_it_counts_until_the_last_is_freed(make_
 
 
 def test_it_takes_no_step_that_the_limit_has_no_room_for(make_check: MakeCheck) -> None:
-    """The hook does not know yet that the pool grows in steps of 32 MiB. It must refuse the allocation, because a pool
-    that has grown over the limit could not be trimmed.
+    """The hook does not know yet that the pool grows in steps of 32 MiB. A pool that grew over the limit could not be
+    trimmed.
     """
     check = make_check()
     pool = shareable(check)

@@ -118,9 +118,7 @@ def test_an_agent_that_is_killed_and_started_again_counts_nothing_twice_and_lose
 def test_what_a_process_frees_while_no_agent_runs_is_free_under_the_next_one(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The process frees all its memory while no agent runs, and makes no call afterwards. So only the hook thread can
-    report the free memory to the next agent.
-    """
+    """The process makes no call after the free, so the hook thread must report it to the next agent."""
     with siblings(tmp_path) as (node, (first, second)):
         address = first.ok("alloc", 200 * MIB)
         second.ok("alloc", 20 * MIB)

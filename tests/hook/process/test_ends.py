@@ -30,8 +30,8 @@ def waits_at_the_gate(probe: Probe, thread: str) -> bool:
 
 @pytest.mark.promise("program-ends")
 def test_what_was_learned_of_a_graph_does_not_outlive_its_context(tenant: Tenant) -> None:
-    """The hook measures the graph by events that it records around launches. These events end with the context, so a
-    launch of the graph into the next context must not use them."""
+    """The hook measures the graph by events around its launches. They end with the context, so a launch into the next
+    context must not use them."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
     probe = tenant.probe()
@@ -53,8 +53,8 @@ def test_what_was_learned_of_a_graph_does_not_outlive_its_context(tenant: Tenant
 
 @pytest.mark.promise("program-ends")
 def test_a_context_that_comes_about_while_the_last_one_ends_is_another(tenant: Tenant) -> None:
-    """The driver gives the handle of the ended context to a new context before the call that ends the first one has
-    returned. The hook must drain the second context's work.
+    """The driver gives the ended context's handle to a new context before the ending call has returned. The hook must
+    drain the second context's work.
     """
     agent = tenant.agent()
     grants: list[Grant] = []
@@ -112,9 +112,7 @@ def test_a_release_that_is_not_the_last_ends_nothing(tenant: Tenant) -> None:
 
 @pytest.mark.promise("program-ends")
 def test_work_of_a_green_contexts_stream_is_drained_and_departs_with_it(tenant: Tenant) -> None:
-    """The launching thread's current context is the primary context, so the hook must find out that the stream belongs
-    to the green context.
-    """
+    """The launching thread's current context is the primary context, not the stream's green context."""
     agent = tenant.agent()
     grants: list[Grant] = []
 
@@ -155,9 +153,7 @@ ok("cuLaunchKernel", function, *[c_uint(1)] * 6, c_uint(0), stream, None, None)
 @pytest.mark.promise("program-ends")
 @pytest.mark.parametrize("quantum_ms", [5, 0])
 def test_the_hook_is_out_of_the_driver_before_it_ends(tenant: Tenant, quantum_ms: int) -> None:
-    """A program exits with unfinished work, for which the hook waits. The driver then takes some time for its own exit,
-    in which the hook must make no call.
-    """
+    """The program exits with unfinished work, for which the hook waits. The driver's own exit then takes some time."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(quantum_ms, metered=True)
     done = subprocess.run(
@@ -203,8 +199,8 @@ for round in range(6):
 @pytest.mark.promise("program-ends")
 @pytest.mark.parametrize("how", ["destroy", "reset"])
 def test_a_context_may_end_while_other_threads_launch_into_it(tenant: Tenant, how: str) -> None:
-    """The other threads are inside launches, or wait for fences. They continue until the driver refuses their launches,
-    which is before the call that ends the context has returned.
+    """The other threads are inside launches, or wait for fences. They continue until the driver refuses, before the
+    call that ends the context has returned.
     """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(7, metered=True)

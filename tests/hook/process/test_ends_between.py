@@ -184,8 +184,8 @@ def test_work_of_a_reference_that_was_taken_while_the_context_ended_ends_with_it
     reset then ends it.
 
     Until the reset has returned, the hook cannot know whether the launch is in the ended context or in a new one. So it
-    must not use the context's handle, and must not report the launch as drained. After the return the handle is
-    invalid. The same holds if there was no context when the reset began (`there` is False).
+    must neither use the context's handle nor report the launch as drained. The same holds if there was no context when
+    the reset began (`there` is False).
     """
     agent = tenant.agent(grace_ms=100)
     grants: list[Grant] = []
@@ -313,8 +313,8 @@ thread.join()
 def test_work_that_the_driver_refuses_since_the_context_is_gone_is_not_fenced(
     tenant: Tenant, scripts: Scripts, how: str
 ) -> None:
-    """The ended context is still current in a thread. The driver refuses that thread's launch, memset and copy, so the
-    hook must record no event behind them.
+    """The ended context is still current in a thread. The driver refuses that thread's launch, memset and copy, so no
+    event may follow them.
     """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)

@@ -214,8 +214,8 @@ def test_proc_address_keeps_the_drivers_no(tenant: Tenant) -> None:
 
 @pytest.mark.promise("program-rtld-next")
 def test_dlsym_keeps_the_order_of_rtld_next(tenant: Tenant, tmp_path: Path) -> None:
-    """RTLD_NEXT means the libraries behind the caller. The C library finds the caller by the return address, so a hook
-    that simply called its dlsym would be taken for the caller.
+    """RTLD_NEXT means the libraries behind the caller, which the C library finds by the return address. With a hook
+    that simply forwarded the call, an interposer would find itself.
     """
     sources = {
         "behind.c": "int answer(void) { return 40; }",
@@ -284,8 +284,8 @@ def test_a_child_forked_before_cuda_has_a_session_of_its_own(tenant: Tenant) -> 
 
 
 def test_the_hook_goes_on_where_standard_error_is_full(tenant: Tenant) -> None:
-    """Without an agent the hook thread writes a message to standard error, a full pipe. A write that blocks would stop
-    the hook thread, and with it all launches.
+    """Without an agent the hook thread writes a message to a full pipe. A write that blocks would stop that thread and
+    all launches.
     """
     read, write = os.pipe()
     os.set_blocking(write, False)

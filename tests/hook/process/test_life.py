@@ -104,7 +104,7 @@ def test_each_turn_of_an_exit_handler_ends_once_its_launches_have(tenant: Tenant
 @pytest.mark.parametrize("case", ["cancel_waiting", "jump_away"])
 def test_a_wait_that_a_thread_has_left_asks_for_nothing_any_more(tenant: Tenant, lives: list[Life], case: str) -> None:
     """A thread leaves its wait at the gate by longjmp, or is cancelled. If the hook still counted that wait, the
-    process would never be idle, and would keep the token from other tenants.
+    process would never be idle and would keep the token.
     """
     agent = tenant.agent()
     life = begin(lives, tenant, case)
@@ -188,8 +188,8 @@ def test_a_program_that_closes_all_descriptors_keeps_its_files_and_finds_the_age
 def test_a_program_that_puts_a_file_over_every_descriptor_keeps_it_and_finds_the_agent_again(
     tenant: Tenant, lives: list[Life]
 ) -> None:
-    """The program replaces every descriptor by dup2. So the numbers of the hook's descriptors stay open, unlike after
-    close(2), but refer to another file.
+    """The program replaces every descriptor by dup2. So each number stays open, unlike after close(2), but refers to
+    another file.
     """
     agent = generous(tenant, quantum_ms=20)
     life = begin(lives, tenant, "write_over")
@@ -238,7 +238,7 @@ def test_a_process_without_room_for_a_socket_launches_nothing(tenant: Tenant, li
     agent.next_frame(agent.client(), Drained)
     life.proceed()
     life.hears("full")
-    agent.vanish()  # a lost connection cannot be opened again
+    agent.vanish()  # the process loses its connection, and has no descriptor for another
     tenant.until(lambda: "too many open files" in life.stderr or "going on by" in life.stderr, "word of it")
     life.proceed()
     life.hears("launching")

@@ -221,7 +221,9 @@ def test_repeated_lookups_answer_alike(programs: Path, driver: Path, hook: Path)
 def test_beside_another_preload_that_wraps_dlsym_the_driver_stays_gated(
     programs: Path, driver: Path, hook: Path, tmp_path: Path, first: str
 ) -> None:
-    """The other preloaded library is before the hook and sees every lookup. The hook gives it wrappers."""
+    """`first`: library that is preloaded first. If that is the witness, it sees every lookup, and the hook gives it
+    wrappers.
+    """
     witness = programs / "libwitness.so"
     preloads = [hook, witness] if first == "hook" else [witness, hook]
     done = run(
@@ -236,9 +238,7 @@ def test_beside_another_preload_that_wraps_dlsym_the_driver_stays_gated(
 
 @pytest.mark.promise("program-preload-file")
 def test_preloaded_by_the_file_it_holds_in_an_empty_environment(programs: Path, driver: Path, hook: Path) -> None:
-    """The file is /etc/ld.so.preload, in a mount namespace with an /etc of its own. No environment variable preloads
-    the hook.
-    """
+    """The file is /etc/ld.so.preload, in a mount namespace with an /etc of its own."""
     script = (
         'cache=$(mktemp) && cp /etc/ld.so.cache "$cache" && mount -t tmpfs tmpfs /etc && '
         'cp "$cache" /etc/ld.so.cache && rm "$cache" && echo "$1" >/etc/ld.so.preload && exec env -i "$2"'

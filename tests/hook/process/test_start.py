@@ -24,7 +24,7 @@ print(len(os.listdir("/proc/self/task")))
 
 @pytest.mark.promise("program-no-device")
 def test_where_there_is_no_device_the_hook_starts_nothing_and_says_nothing(make_tenant: MakeTenant) -> None:
-    """This holds even if the agent has not written the tenant's shares."""
+    """Without a device the hook does not even wait for the agent's file `limits`."""
     tenant = make_tenant(limits=False)
     done = subprocess.run(
         [sys.executable, "-S", "-c", WITHOUT_DEVICE],
@@ -50,9 +50,7 @@ def thread_named(probe: Probe, name: str) -> int:
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor: nothing to choose")
 @pytest.mark.promise("program-processors")
 def test_the_hooks_thread_runs_where_the_process_may(tenant: Tenant) -> None:
-    """The first CUDA call starts the hook thread. It comes from a thread that is bound to one processor, which the hook
-    thread must not inherit.
-    """
+    """The first CUDA call, which starts the hook thread, comes from a thread that is bound to one processor."""
     agent = tenant.agent()
     probe = tenant.probe()
     probe.ok("pin", min(os.sched_getaffinity(0)), thread="pinned")
@@ -69,8 +67,8 @@ def may_raise() -> bool:
 @pytest.mark.skipif(not may_raise(), reason="nice values can only be raised here")
 @pytest.mark.promise("program-niceness")
 def test_the_hooks_thread_does_not_run_behind_all_others(tenant: Tenant) -> None:
-    """The first CUDA call starts the hook thread. It comes from a thread that runs only when no other thread does
-    (SCHED_IDLE, highest nice value), which the hook thread must not inherit.
+    """The first CUDA call, which starts the hook thread, comes from a thread that runs only when no other thread does
+    (SCHED_IDLE).
     """
     agent = tenant.agent()
     probe = tenant.probe()

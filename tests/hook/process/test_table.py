@@ -49,9 +49,7 @@ def test_the_table_is_not_stale(covered: list[wheels.Wheel]) -> None:
 
 
 def test_the_wrappers_of_moves_follow_from_the_table() -> None:
-    """The generated wrappers of copies, memsets and moves of memory equal the text that the table yields. No network
-    needed.
-    """
+    """The generated wrappers of copies, memsets and moves equal the text that the table yields."""
     assert MOVES_FILE.read_text() == render_moves(read_table()), "run `make table`"
 
 

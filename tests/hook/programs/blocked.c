@@ -1,5 +1,4 @@
-/* Programs whose streams are full or wait until the program's own next step. Without the hook each mode ends, so it
- * must end under the hook too.
+/* Programs whose streams are full or wait until the program's own next step. Each mode must end, as without the hook.
  *
  *     blocked crossed         a thread copies into a full stream behind a collective; another thread launches its peer
  *     blocked exited          the thread that launched into such a stream has exited
@@ -17,8 +16,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* FULL: operations that a stream can hold. LOOSE: launches behind the collective, fewer than a window of the hook: the
- * launches between two of its fences. */
+/* FULL: operations that a stream can hold. LOOSE: launches behind the collective, fewer than the hook lets pass without
+ * a fence (a window). */
 enum { FULL = 1024, LOOSE = 10, WARM = 2000, OTHERS = 4, BEHIND = 500, WORDS = 4096 };
 
 static CUcontext context;

@@ -5,12 +5,11 @@
  * have launched and stay alive. LAUNCHCOST_STREAMS: number of streams into which the first of them has launched.
  * LAUNCHCOST_GRAPHS: number of graphs that it has launched.
  *
- * In each round all threads make the call in several ways, one way after another: directly to the driver; through the
- * preloaded library; and, for launches, directly with a mutex, with a shared counter, or with a counter for each
- * stream. The last way is `lines`: each counter is in a cache line of its own, which is the least memory that a gate
- * must touch. Prints a line `WAY NS ADDED` for each way: the medians over the rounds of the processor time per call, of
- * all threads together, and of its difference to the direct call in the same round. Made for a libcuda that does
- * nothing (tests/doubles/hollow). That driver also exports its functions under names that the hook does not gate.
+ * In each round all threads make the call in several ways: directly to the driver; through the preloaded library; and,
+ * for launches, directly with a mutex, a shared counter, or a counter per stream in its own cache line (`lines`), the
+ * least memory that a gate must touch. Prints a line `WAY NS ADDED` for each way: median processor time per call, and
+ * median difference to the direct call. Made for the hollow libcuda (tests/doubles/hollow), which also exports its
+ * functions under names that the hook does not gate.
  */
 #include <cuda.h>
 #include <dlfcn.h>
@@ -46,7 +45,7 @@ static __thread CUstream *streams;
 struct line {
     _Atomic uint64_t count __attribute__((aligned(CACHE_LINE)));
 };
-static __thread struct line *lines; /* a counter line per stream */
+static __thread struct line *lines; /* each stream's counter, in a cache line of its own */
 static pthread_barrier_t barrier;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic uint64_t counter __attribute__((aligned(128)));
@@ -218,8 +217,7 @@ static int choose(const char *call) {
 static pthread_barrier_t alive;
 static long known_streams, known_graphs;
 
-/* Launch, then stay alive so that the hook keeps the thread's slot. `first` not NULL: launch into `known_streams`
- * streams and `known_graphs` graphs. */
+/* Launch (the first thread: into `known_streams` streams and `known_graphs` graphs), then stay alive. */
 static void *live(void *first) {
     CUstream made = (CUstream)(uintptr_t)0x10000;
     for (long i = 0; i < (first != NULL && known_streams > 0 ? known_streams : 1); i++) {

@@ -133,7 +133,7 @@ static void exec_holding(void) {
     check("execl", errno);
 }
 
-/* Allocates 200 MiB, most of the tenant's memory. */
+/* Allocate 200 MiB, most of the tenant's memory, and keep them. */
 static void hold(void) {
     CUdeviceptr memory;
     start();
@@ -416,7 +416,7 @@ static void *start_late(void *result) {
     return NULL;
 }
 
-/* Starting a thread fails, as in a container that has its maximum of threads. */
+/* Let each start of a thread fail, as in a container with its maximum of threads. */
 static void forbid_threads(void) {
 #if defined(__x86_64__)
     enum { CLONE = 56, CLONE3 = 435 };

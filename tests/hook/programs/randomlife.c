@@ -221,7 +221,7 @@ static void CUDA_CB on_host(void *unused) {
     pause_us(300);
 }
 
-/* Put work that does not pass the gate (a copy from the host, a host function, a wait) behind launches of any thread.
+/* Put work that does not pass the gate behind launches of any thread.
  */
 static void pass_by(struct life *life) {
     static const char page[4096];

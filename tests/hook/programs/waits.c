@@ -1,5 +1,4 @@
-/* Programs whose streams wait for a later launch or action of the same thread. Without the hook each mode ends, so it
- * must end under the hook too.
+/* Programs whose streams wait for a later launch or action of the same thread. Each mode must end, as without the hook.
  *
  *     waits order KIND ROUNDS     a launch behind a wait, then the launch that ends the wait. KIND: value, event, mutex
  *     waits full KIND OPERATIONS STREAMS
@@ -227,8 +226,8 @@ static CUstream some(void) {
     return make(below(4) == 0 ? CU_STREAM_DEFAULT : CU_STREAM_NON_BLOCKING);
 }
 
-/* Mutexes that host functions in streams lock, one for each thread. Static, because the function of a destroyed stream
- * may run after its thread has ended. */
+/* Mutexes of the threads, which host functions lock. Static, because such a function may run after its thread has
+ * ended. */
 static pthread_mutex_t mutexes[THREADS] = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_MUTEX_INITIALIZER,
                                            PTHREAD_MUTEX_INITIALIZER};
 

@@ -1,4 +1,4 @@
-"""Driver calls that the hook adds to the program's own, and that they disturb nothing."""
+"""The hook adds few driver calls to the program's own, and these calls change nothing for the program."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MOST_ADDED = {
     "linear-pair": 1,
     "write-batch": 1,
 }
-"""Most driver calls that the hook may add to one round of each pattern of the program `drivercalls`. A copy that waits
-for several streams needs a fence behind the launches of each.
+"""Most driver calls that the hook may add to one round, by pattern of the program `drivercalls`. A copy that waits for
+several streams needs a fence behind the launches of each.
 """
 
 
@@ -58,8 +58,8 @@ def test_calls_that_are_hidden_from_no_capture_break_none_that_begins(tenant: Te
 
 @pytest.mark.parametrize("allocation", ["alloc", "alloc_managed"])
 def test_memory_of_a_device_that_lies_where_the_host_had_some_is_a_devices(tenant: Tenant, allocation: str) -> None:
-    """Two copies let the hook store that an address is host memory. Then the driver returns the same address for device
-    memory. The next copy must need a grant, as a copy on the device."""
+    """Two copies let the hook store that an address is host memory. The driver then returns that address for device
+    memory, so the next copy must need a grant."""
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()

@@ -165,8 +165,8 @@ def test_the_double_invalidates_captures_as_the_driver_does(tenant: Tenant) -> N
 def test_a_stream_that_comes_to_a_capture_is_drained_of_what_it_ran_before(
     tenant: Tenant, metered: bool, way: str
 ) -> None:
-    """A busy stream begins a capture or joins one (`way`); while it captures, no event can be recorded behind its
-    earlier launches. With `joins` these launches came after the capture had begun."""
+    """A busy stream begins or joins a capture (`way`), so no event can be recorded behind its earlier launches. With
+    `joins` these came after the capture had begun."""
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
@@ -276,8 +276,8 @@ def test_drains_leave_a_stream_alone_that_is_about_to_join_a_capture(tenant: Ten
 
 
 def test_a_woken_thread_keeps_its_grant_while_it_asks_whether_its_stream_captures(tenant: Tenant) -> None:
-    """Before it launches, the woken thread queries the driver whether its stream captures, which takes 20 ms. The hook
-    returns the grant of an idle process after 1 ms, but this process must not count as idle.
+    """The woken thread first queries the driver for 20 ms whether its stream captures. A grant of an idle process is
+    returned after 1 ms; this process is not idle.
     """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()

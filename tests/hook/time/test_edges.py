@@ -26,8 +26,8 @@ def test_a_gpu_that_is_not_the_tenants_has_no_memory_to_see(tenant: Tenant) -> N
 
 @pytest.mark.parametrize("quantum_ms", [0, 20], ids=["long quantum", "short quantum"])
 def test_a_kernel_that_waits_for_the_program_does_not_stop_it(tenant: Tenant, quantum_ms: int) -> None:
-    """A kernel waits for an action of the program. The program launches more kernels behind it before that action, so
-    the hook must not block these launches.
+    """The program launches behind a kernel that waits for an action of the program after these launches, so the hook
+    must not block them.
     """
     agent = tenant.agent()
     probe = tenant.probe()
@@ -100,7 +100,7 @@ def test_what_the_driver_took_is_told_once_the_agent_reads(tenant: Tenant) -> No
 
 
 def test_a_token_that_could_not_be_given_back_is_given_back_once_the_agent_reads(tenant: Tenant) -> None:
-    """A program that frees much at once fills its connection while the agent does not read."""
+    """The connection is full of unread answers when the hook has to send DRAINED and the next request."""
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
@@ -122,8 +122,8 @@ def test_a_token_that_could_not_be_given_back_is_given_back_once_the_agent_reads
 
 
 def test_without_an_agent_new_limits_do_not_part_the_ranks(make_tenant: MakeTenant) -> None:
-    """The agent replaces the file at its start and at every change. Ranks that started before and after a change run
-    together.
+    """The agent replaces the file `limits` at its start and at every change. Ranks that started before and after a
+    change must run at the same time.
     """
     tenant = make_tenant(terms(request=300))
     ranks = []
@@ -136,9 +136,7 @@ def test_without_an_agent_new_limits_do_not_part_the_ranks(make_tenant: MakeTena
 
 
 def test_long_kernels_of_many_threads_do_not_lift_the_share(make_tenant: MakeTenant) -> None:
-    """Threads arrive at a closed gate one by one. An arrival must not reduce the time that the tenant has to wait
-    because of its earlier kernels.
-    """
+    """Threads arrive at a closed gate one by one. An arrival must not reduce the tenant's debt of earlier kernels."""
     tenant = make_tenant(terms(request=100))
     loop = tenant.loop(
         "--seconds", "5", "--kernel-us", "30000", "--threads", "6", "--streams", "1", "--sync-every", "1"
@@ -182,7 +180,7 @@ def test_a_release_that_is_not_the_last_keeps_the_charge(tenant: Tenant) -> None
     tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()
-    probe.ok("context_create")  # a second reference
+    probe.ok("context_create")  # retains the primary context a second time
     address = probe.ok("alloc", 100 * MIB)
     probe.ok("context_release")
     assert probe.ok("memory_info")[0] == TENANT_MEMORY - 100 * MIB

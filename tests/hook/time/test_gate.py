@@ -301,8 +301,8 @@ def test_one_thread_may_use_the_default_streams_of_several_gpus(make_tenant: Mak
 
 
 def test_the_default_stream_of_a_context_that_comes_later_is_drained_too(tenant: Tenant) -> None:
-    """While a process has one context, the hook does not query which context is current. No fence is behind the last
-    launch into the first context, so the drain must query that context's legacy stream.
+    """With one context, the hook does not query which context is current. No fence is behind the last launch into the
+    first context, so the drain must query its legacy stream.
     """
     agent = tenant.agent()
     probe = tenant.probe(double=tenant.double.with_name("libcuda-11.8"), CUDA_VISIBLE_DEVICES="0")
@@ -340,8 +340,8 @@ def test_work_of_a_destroyed_stream_is_drained_too(tenant: Tenant, version: str)
 
 
 def test_more_threads_than_slots_all_pass_and_all_count(make_tenant: MakeTenant) -> None:
-    """A thread without processor time may be inside a launch for long. The hook must wait for that thread, otherwise
-    the driver would accept its launch after DRAINED has reported the count."""
+    """A thread without processor time may be inside a launch for long. The hook must wait for that thread, or its
+    launch would pass after the launches were counted."""
     tenant = make_tenant(hasty=True)
     agent = tenant.agent(grace_ms=60000)
     process = tenant.loop("--threads", "100", "--kernel-us", "0", "--idle-us", "20000", "--event-every", "1000000")

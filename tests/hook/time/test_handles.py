@@ -26,8 +26,8 @@ def held_for_ever(agent: ScriptedAgent, *, metered: bool = False) -> list[Grant]
 
 
 def drained_launches(agent: ScriptedAgent, tenant: Tenant, grants: list[Grant]) -> int:
-    """Revoke the token. Return the number of launches of all grants. When DRAINED arrives, no launch of the last grant
-    is unfinished.
+    """Revoke the token. Return the number of launches of all grants. AssertionError if a launch of the last grant is
+    unfinished when DRAINED arrives.
     """
     client = agent.client()
     before = len(agent.frames(client, Drained))
@@ -44,8 +44,7 @@ def drained_launches(agent: ScriptedAgent, tenant: Tenant, grants: list[Grant]) 
 def test_a_stream_under_the_handle_of_a_destroyed_one_is_another_for_every_thread(
     tenant: Tenant, metered: bool
 ) -> None:
-    """The launching thread is not the thread that has destroyed the first stream. It has launched into other streams
-    since."""
+    """One thread launches into all streams, another one destroys the first of them. The next stream gets its handle."""
     agent = tenant.agent()
     grants = held_for_ever(agent, metered=metered)
     probe = tenant.probe()
@@ -66,8 +65,8 @@ def test_a_stream_under_the_handle_of_a_destroyed_one_is_another_for_every_threa
 
 @pytest.mark.promise("program-every-stream")
 def test_a_queue_that_was_given_back_to_another_thread_is_not_remembered(tenant: Tenant) -> None:
-    """A thread remembers by address the queue of each of its streams. After one queue is freed, another thread's queue
-    gets the same address. The first thread must not use it for a new stream.
+    """A thread remembers its streams' queues by address. One of them is freed, and another thread's queue gets the
+    address. The first thread must not use that queue.
     """
     agent = tenant.agent()
     grants = held_for_ever(agent)

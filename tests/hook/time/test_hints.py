@@ -1,4 +1,4 @@
-"""The hints page, which every client of a tenant maps."""
+"""The hints page: shared memory in which the agent shows all clients of a tenant which GPUs are contended."""
 
 from __future__ import annotations
 

@@ -17,9 +17,7 @@ STEPS = 60
 
 
 def waits_ms(node: Node) -> list[float]:
-    """Return, for each request of a service, its wait in ms for a turn, next to a neighbour with kernels of
-    `KERNEL_MS`.
-    """
+    """Return for each request of a service its wait in ms for a turn, next to kernels of `KERNEL_MS`."""
     asking = node.launch(
         "service", "--kernel-us", "2000", "--sync-every", "1", "--idle-us", "33000", "--spread", "exponential"
     )

@@ -34,7 +34,6 @@ def blocked(tenant: Tenant, symbol: str, *, metered: bool = False) -> tuple[Scri
 
 
 def works(tenant: Tenant, probe: Probe, stream: str) -> None:
-    """Put work into a stream, and wait until it has finished."""
     probe.ok("event_record", "e", stream)
     tenant.until(lambda: probe.call("event_query", "e").code == SUCCESS, f"work of stream {stream}")
 
@@ -113,8 +112,8 @@ def test_a_drain_that_asks_the_legacy_stream_waits_for_per_thread_default_stream
 
 
 def test_an_idle_look_waits_for_no_room_in_a_full_stream(tenant: Tenant) -> None:
-    """A thread sleeps in the driver, because its stream is full of ungated work behind a launch. The hook thread checks
-    periodically whether the GPU is idle. It must not put an event into that stream, because it would sleep there too.
+    """A thread sleeps in the driver, because its stream is full of ungated work behind a launch. The hook thread's
+    check whether the GPU is idle must put no event into that stream, because it would sleep too.
     """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()
@@ -139,8 +138,8 @@ def test_an_idle_look_waits_for_no_room_in_a_full_stream(tenant: Tenant) -> None
 @pytest.mark.promise("program-full-stream")
 @pytest.mark.parametrize("metered", [False, True])
 def test_a_full_stream_is_destroyed_at_once(tenant: Tenant, metered: bool) -> None:
-    """The stream is full behind a wait, which the program ends only after it has destroyed the stream. So the
-    destroying call must not wait for the stream.
+    """The program ends the wait that fills the stream only after it has destroyed the stream, so that call must not
+    wait.
     """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=metered)
@@ -176,8 +175,8 @@ CALLS: dict[str, list[Any]] = {
 def test_no_call_waits_for_room_in_a_full_stream_that_it_puts_nothing_into(
     tenant: Tenant, full: str, call: str, way: str
 ) -> None:
-    """The full stream waits for the program, behind launches without a fence. The program ends that wait only after the
-    call, so the hook must not record a fence there during the call.
+    """The full stream waits for the program, behind launches without a fence. The program ends that wait after the
+    call, so the hook must record no fence there.
     """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()
@@ -213,8 +212,7 @@ def finishing_order(tenant: Tenant, probe: Probe, chance: Random) -> tuple[list[
     Release them one after another.
 
     Returns:
-        Two lists with one set per release: the streams that must have finished by the program's waits, and the streams
-        whose events show that they have finished.
+        Two lists, each with one set of streams per release: finished by the program's waits, finished by the events.
 
     AssertionError: a stream does not continue after the release of all that it waits for.
     """

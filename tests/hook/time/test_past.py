@@ -48,8 +48,7 @@ def test_so_it_is_in_the_legacy_stream_and_by_another_thread(
     tenant: Tenant, way: str, stream: str, thread: str
 ) -> None:
     """Streams without the flag CU_STREAM_NON_BLOCKING wait for the legacy stream. Three short launches fill no window,
-    so no fence is behind them. The ungated work comes from another thread, or in the legacy stream. The hook must
-    record a fence before that work.
+    so they have no fence yet. The hook must record one before the ungated work.
     """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
@@ -69,8 +68,8 @@ def test_so_it_is_in_the_legacy_stream_and_by_another_thread(
 
 @pytest.mark.promise("program-drain-launches")
 def test_a_wait_that_is_over_ties_no_drain_to_other_streams(tenant: Tenant) -> None:
-    """While a stream waits for the program, the hook fences launches there by an event of the whole context, which
-    waits for every stream. After the wait is over, fences must be in the launch's own stream again.
+    """Launches behind a wait are fenced by an event of the whole context, which waits for every stream. After the wait,
+    fences must be in the launch's own stream again.
     """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)
@@ -206,8 +205,8 @@ def test_a_launch_of_another_thread_behind_such_work_is_waited_for(tenant: Tenan
 
 
 def test_a_drain_waits_for_launches_that_only_another_threads_event_is_behind(tenant: Tenant) -> None:
-    """Launches in the legacy stream have no fence of their own thread yet. The hook has recorded an event behind them
-    because of another thread's ungated work, and the drain must use that event.
+    """Launches in the legacy stream have no fence of their thread yet. The drain must use the event that the hook has
+    recorded behind them for another thread.
     """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=True)

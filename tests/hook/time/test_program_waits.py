@@ -18,8 +18,8 @@ WAITS = str(BUILD / "programs" / "waits")
 
 
 class Turns:
-    """Agent that grants turns of 20 ms, one after the other, and counts requests during a drain: after the grace
-    period of 1 s.
+    """Agent that grants turns of 20 ms, one after the other. `overdue`: number of requests that arrived before the last
+    turn had drained, which the hook sends after the grace period of 1 s.
     """
 
     def __init__(self, agent: ScriptedAgent) -> None:

@@ -123,8 +123,8 @@ def test_a_tenant_that_is_alone_has_no_more_than_a_tenth_of_a_second_in_its_queu
 @pytest.mark.parametrize("thread", ["main", "other"])
 @pytest.mark.parametrize("way", ["value", "batch", "function", "callback", "event", "context"])
 def test_a_tenant_that_is_alone_launches_behind_a_wait_without_waiting(tenant: Tenant, way: str, thread: str) -> None:
-    """The launching thread may be the thread that ends the wait, so it must be able to fill the driver's queue of 1,024
-    operations. The number of driver calls shows that the hook does not poll fences.
+    """The launching thread may have to end the wait, so it must be able to fill the driver's queue of 1,024 operations.
+    The count of driver calls shows that the hook polls no fence.
     """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()
@@ -164,8 +164,8 @@ def test_a_metered_tenant_waits_briefly_for_a_fence_behind_a_wait(tenant: Tenant
 
 
 def test_before_other_work_nothing_is_fenced_alone(tenant: Tenant) -> None:
-    """A tenant with limit 1 and without neighbours has fences only behind windows of launches, none before ungated
-    work. A neighbour changes that.
+    """A tenant with limit 1 and without neighbours has fences only behind windows of launches; with a neighbour also
+    before ungated work.
     """
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant()

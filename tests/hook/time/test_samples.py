@@ -10,7 +10,7 @@ from hook.world.scripted_agent import Client, ScriptedAgent
 from sharepod.protocol import CONCURRENT_VERSION, Drained, Pulse
 
 FEW = 20
-"""Number of samples: about 10 ms."""
+"""Samples that a hook takes in about 10 ms."""
 
 
 def begun(tenant: Tenant, *, streams: tuple[str, ...] = ("s",), metered: bool = False) -> tuple[ScriptedAgent, Probe]:

@@ -223,8 +223,8 @@ def test_a_process_gives_signs_of_life_while_it_runs(tenant: Tenant) -> None:
 
 @pytest.mark.promise("time-starved")
 def test_time_for_which_a_process_was_stopped_does_not_put_off_the_end_that_it_foretells(tenant: Tenant) -> None:
-    """The hook reports when its launched work will end. A stop of the process does not delay that work, so the reports
-    must not include the time of the stop.
+    """A stop of the process does not delay its launched work, so the reported end of that work must not include the
+    stop.
     """
     agent = tenant.agent()
     process = tenant.loop("--kernel-us", "2000", "--event-every", "1000000", FAKE_CUDA_AHEAD_MS="200")

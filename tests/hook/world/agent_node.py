@@ -209,12 +209,10 @@ class Node:
 
     @property
     def agent_pid(self) -> int:
-        """Pid of the running agent."""
         assert self._agent is not None
         return self._agent.pid
 
     def path(self, tenant_id: str) -> Path:
-        """Return the tenant's directory."""
         return self.directory / "state" / "tenants" / tenant_id
 
     def launch(
@@ -277,7 +275,6 @@ class Node:
             return str(answer.read().decode())
 
     def log(self) -> str:
-        """Return the agent's log so far."""
         return (self.directory / "agent.log").read_text()
 
     def close(self) -> None:

@@ -61,7 +61,6 @@ class PythonChild:
         end(self._process)
 
     def _send(self, line: str) -> None:
-        """Write one line to the process's standard input."""
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
         self._process.stdin.flush()

@@ -27,12 +27,12 @@ class _Layout:
     """Offsets in the hook's memory, in bytes."""
 
     process: int
-    """Offset of the pointer `the_process` from the beginning of the file."""
+    """Offset of the pointer `the_process` in the hook's file."""
     count: int
     """Offset of `slot_count` from the address in `the_process`."""
     slots: int
     slot: int
-    """Size of a slot."""
+    """Size of a thread's slot in the gate's table."""
     sequence: int
     """Offset of `sequence` in a slot. `thread` is an offset in a slot, too."""
     thread: int
@@ -55,7 +55,7 @@ class Passage(NamedTuple):
     """One launch of one thread, from the gate to the return of the driver."""
 
     thread: int
-    """Thread id, as the kernel knows it."""
+    """Thread id of the operating system."""
     sequence: int
     """Number of the launch: it differs between the thread's launches."""
 

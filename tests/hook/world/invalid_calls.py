@@ -49,7 +49,7 @@ _HANDLES = {
 }  # fmt: skip
 """Types of handles for which `Handles` has a valid one."""
 _WAITS = re.compile(r"Synchronize$|Callback|LaunchHostFunc|GetProcAddress|ThreadExchange|cuInit$")
-"""Functions whose arguments cannot be chosen by type, and functions that call the program back."""
+"""Functions that get no invalid calls: their arguments cannot be chosen by type, or they call the program back."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class InvalidCall:
     symbol: str
     what: str
     arguments: tuple[Argument | str, ...]
-    """Arguments. A string names a handle."""
+    """Arguments of the call. A string is the name of a handle of `Handles`."""
 
 
 def _kind(parameter: str) -> str:

@@ -32,11 +32,9 @@ class Device:
         self._call("cuModuleGetFunction", ctypes.byref(self._function), module, KERNEL)
 
     def launch(self) -> None:
-        """Launch one kernel."""
         self._call("cuLaunchKernel", self._function, 1, 1, 1, 1, 1, 1, 0, None, None, None)
 
     def finish(self) -> None:
-        """Wait until all launched work has ended."""
         self._call("cuCtxSynchronize")
 
     def _call(self, name: str, *arguments: object) -> None:
@@ -76,7 +74,6 @@ def say_drained(sock: socket.socket, device: Device) -> None:
 
 
 def say_grown(sock: socket.socket) -> None:
-    """Report memory growth without end."""
     for seq in range(1, 1 << 20):
         sock.send(protocol.encode(protocol.Reserve(seq, 0, CLAIM, grown=True)))
         if not sock.recv(protocol.FRAME_MAX):
@@ -86,7 +83,6 @@ def say_grown(sock: socket.socket) -> None:
 
 
 def main() -> None:
-    """The program."""
     path, way = sys.argv[1:]
     device = Device()
     while True:

@@ -207,7 +207,7 @@ class MemoryCalls:
         return self.cuda("cuMemGetHandleForAddressRange", byref(descriptor), *arguments), descriptor.value
 
     def free_exported(self, opened: int, count: int) -> tuple[int, Any]:
-        """Free linear memory with an open descriptor, `count` times, while `beside` other descriptors are open.
+        """Export `opened` + `count` allocations by a descriptor each, then free `count` of them.
 
         Return the seconds of processor time of one free.
         """
@@ -224,7 +224,6 @@ class MemoryCalls:
         return max(codes), (time.process_time() - begun) / count
 
     def descriptor_copy(self, descriptor: int, pid: int) -> tuple[int, Any]:
-        """Return a copy of another process's descriptor."""
         return 0, _descriptor_of(pid, descriptor)
 
     def descriptor_close(self, descriptor: int) -> tuple[int, Any]:

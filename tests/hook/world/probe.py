@@ -82,7 +82,7 @@ class Probe(PythonChild):
                 else:
                     future.set_result(Result(reply["code"], reply["value"]))
         except ValueError:
-            pass  # closed while reading
+            pass  # `close` has closed the pipe while this thread reads
         for future in list(self._pending.values()):
             if not future.done():
                 future.set_exception(EOFError("the process has ended"))

@@ -133,7 +133,6 @@ class Calls(MemoryCalls, PastCalls, WorkCalls):
         return self.cuda("cuStreamCreate", ctypes.byref(handle), flags), None
 
     def handle(self, name: str) -> tuple[int, Any]:
-        """Return the value of a handle."""
         return 0, self.handles[name].value
 
     def stream_destroy(self, name: str) -> tuple[int, Any]:
@@ -304,14 +303,11 @@ class Calls(MemoryCalls, PastCalls, WorkCalls):
         return 0, {"threads": names, "files": files, "libcuda": "libcuda" in maps}
 
     def pin(self, processor: int) -> tuple[int, Any]:
-        """Bind this thread to one processor."""
         os.sched_setaffinity(0, {processor})
         return 0, None
 
     def sink(self, nice: int) -> tuple[int, Any]:
-        """Let this thread run only when no other thread does. It gets this nice value, which applies if it later runs
-        as others do.
-        """
+        """Let this thread run only when no other thread does (SCHED_IDLE), and give it this nice value."""
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
         return 0, None

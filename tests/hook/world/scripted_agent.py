@@ -56,7 +56,7 @@ class Received:
     """Frame of a client, and the time of its receipt."""
 
     time: int
-    """CLOCK_MONOTONIC, ns."""
+    """Time of receipt, CLOCK_MONOTONIC in ns."""
     frame: ClientFrame
     version: int
     """Version in the frame's header."""
@@ -127,7 +127,6 @@ class ScriptedAgent:
         self._thread.start()
 
     def vanish(self) -> None:
-        """Close all connections and stop listening."""
         self._stop = True
         if self._thread is not None:
             self._thread.join()
