@@ -56,7 +56,6 @@ class ActingLife:
         self.world.sharepod(restartPolicy=self.policy)
 
     async def end(self) -> None:
-        """Stop the operator."""
         await self._stack.aclose()
 
     # The operator
@@ -159,7 +158,7 @@ class ActingLife:
     # Events
 
     def delete_pod(self) -> None:
-        """`kubectl delete pod`."""
+        """Delete the Pod, as `kubectl delete pod` does."""
         with suppress(Exception):
             self.world.delete("pods")
 
@@ -194,7 +193,7 @@ class ActingLife:
             self._pod_status(phase=phase, conditions=[])
 
     def cut(self) -> None:
-        """A node becomes unreachable."""
+        """Make one of the nodes unreachable."""
         self.unreachable.add(self.chance.choice(NODES))
 
     def taint(self) -> None:
@@ -208,7 +207,7 @@ class ActingLife:
                 and found["spec"].get("nodeName") == node
                 and found["metadata"].get("finalizers") is None
             ):
-                self.world.pod_gone()  # the pod garbage collector does the same
+                self.world.pod_gone()  # as the pod garbage collector does
 
     def refuse(self) -> None:
         """Let kube-scheduler refuse the Pod from now on, as if another pod had used the node's resources first."""
@@ -219,7 +218,7 @@ class ActingLife:
         self.world.clock_set = self.chance.choice((-7200.0, 0.0, 7200.0))
 
     def wait(self) -> None:
-        """Let time pass: a second, half a minute, or longer than every timeout."""
+        """Let 1 s, 30 s or 700 s pass."""
         self.world.now += self.chance.choice((1.0, 30.0, 700.0))
 
     def heal(self) -> None:

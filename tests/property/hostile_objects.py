@@ -31,7 +31,7 @@ WRONG: tuple[Any, ...] = (
     {"a": {"b": []}},
     "\ud7ff\u0000\u202e", "👩‍👩‍👧‍👦" * 100,
 )  # fmt: skip
-"""Values of every type."""
+"""A value of every JSON type, to put in place of another value."""
 
 
 def nested(levels: int, *, lists: bool = False) -> Any:
@@ -103,7 +103,6 @@ def with_metadata(**fields: Any) -> Json:
 
 
 def with_status(status: Any) -> Json:
-    """Return a SharePod with this status."""
     return {**sharepod(), "status": status}
 
 

@@ -49,8 +49,8 @@ class LifeWorld:
         self.runs: list[str] = []
         """Uids of Pods whose process was started, in order."""
         self.overridden: set[str] = set()
-        """Uids of Pods whose share an admin's override released. Their processes may still run, so the invariant of one
-        run at a time ignores them.
+        """Uids of Pods whose share was removed although their processes may still run: their node was deleted or
+        declared shut down, or an admin deleted the row. The invariants ignore them.
         """
         self.problems: list[str] = []
         self._pods = 0
@@ -245,7 +245,7 @@ class LifeWorld:
         assert known.node is not None
         mine = self.rows.get(known.node)
         if mine is None or mine.pod_uid != known.uid or mine.state is TenantState.RELEASING:
-            return  # no process starts, because the agent mounts nothing
+            return  # no process starts, because the agent mounts no volume for a share without a row
         others = [uid for uid in self.processes if uid not in self.overridden]
         if others:
             self.problems.append(f"{known.uid} starts while {others} live")
@@ -274,7 +274,7 @@ class LifeWorld:
         self.refuses = True
 
     def bind(self) -> None:
-        """Let kube-scheduler accept Pods again, and bind the Pod."""
+        """Let kube-scheduler accept the Pod again."""
         self.refuses = False
 
     def drain(self) -> None:
@@ -317,11 +317,10 @@ class LifeWorld:
                 del self.rows[node]
 
     def cut(self) -> None:
-        """Make the Pod's node unreachable."""
+        """Make one of the nodes unreachable."""
         self.reachable[self.chance.choice(NODES)] = False
 
     def join(self) -> None:
-        """Make all nodes reachable again."""
         self.reachable = dict.fromkeys(NODES, True)
 
     def taint(self) -> None:
@@ -342,7 +341,7 @@ class LifeWorld:
         self.processes = {uid: where for uid, where in self.processes.items() if where != node}
 
     def fail_gpu(self) -> None:
-        """Let a GPU fail. The processes on it end."""
+        """Let a GPU fail on one of the nodes."""
         node = self.chance.choice(NODES)
         self.gpu_failed[node] = True
         if self.pod is not None and pod_facts(self.pod).node == node and pod_facts(self.pod).phase == "Running":
@@ -355,7 +354,6 @@ class LifeWorld:
             self.play()
 
     def wait(self) -> None:
-        """Let time pass."""
         self.now += self.chance.choice((1.0, 30.0, 700.0))
 
     def heal(self) -> None:

@@ -1,5 +1,6 @@
 """The cluster around placement, as a state machine that hypothesis drives. Between any two writes of the operator other
-writes succeed, fail or are read late, pods and holders appear and disappear, and nodes and the operator restart.
+writes succeed, fail or are read late, pods and holders (Pods that obtain GPUs of the device plugin) come and go, nodes
+and the operator restart.
 
 The machine simulates the cluster's other parts. It writes any decided row into its own ledger, in any order, and
 returns stale reads of the ledger. After every step it checks the ledger's promises.

@@ -43,8 +43,7 @@ class Rules:
 
     - `most`: for each tenant, the thousandths and bytes that the ledger may hold at most.
     - `left`: tenants whose row in the ledger is known to be releasing.
-    - `holders`: pending holders (Pods that obtain a GPU from NVIDIA's device plugin): node, and the tenant that waits
-      for the GPU.
+    - `holders`: Pods that obtain a GPU of the device plugin: node, and the tenant that waits for the GPU.
     - `max_excluded`: the cap on excluded GPUs of a namespace.
     - `uncounted`: tenants whose Pod is not among the node's pods yet.
     """
@@ -205,7 +204,6 @@ class Rules:
         return found
 
     def choices(self, request: PlacementRequest) -> Iterator[Place]:
-        """Yield all possible places."""
         for name, fits in self.possible(request).items():
             for gpus in combinations(sorted(fits), request.gpu.count):
                 yield name, frozenset(gpus)

@@ -1,4 +1,5 @@
-"""Oracle of preemption: tries all sets of victims on small random clusters, and returns the cheapest.
+"""Oracle of preemption: tries all sets of victims on small random clusters, and returns the cheapest. Victims are
+units: tenants that end together (a gang, or the claims of one Pod) and count once.
 
 It shares only input and output values with the planner. To try a set, it builds the cluster without the tenants of the
 set and asks the engine.
@@ -57,7 +58,6 @@ class SmallCluster:
 
     @property
     def cluster(self) -> Cluster:
-        """Return the cluster unchanged."""
         cluster = Cluster()
         for node in self.nodes:
             cluster.upsert_node(node)
@@ -225,7 +225,7 @@ def cost(world: SmallCluster, evicted: frozenset[str], lowered: frozenset[str]) 
 
 
 def units_of(tenants: tuple[TenantId, ...], victims: Mapping[TenantId, VictimFacts]) -> frozenset[str]:
-    """Return the units of these tenants."""
+    """Return the units to which these tenants belong."""
     return frozenset(victims[tenant].unit for tenant in tenants)
 
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OWN_BITS = 5
 TABLE_BITS = 8
 # Number of the lowest hash bit that selects a place. The hook uses the bits from 32 on as a byte offset, and a place
-# has 16 bytes, so the 4 lowest are dropped.
+# has 16 bytes.
 PLACE_BITS = 32 + 4
 FACTOR = 0x9E3779B97F4A7C15
 _WORD = 1 << 64

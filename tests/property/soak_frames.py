@@ -42,7 +42,7 @@ _BATCH = 2000
 _SENT = 200
 """Frames that a process sends on average."""
 _CHECK_EACH = 5
-"""Number of rounds (a batch and a process) between two checks that nothing of exited processes remains."""
+"""Rounds between two checks that nothing of exited processes remains."""
 _WARM = 0.1
 """Part of the run after which memory must no longer grow: by then all code has run, and the C library's allocator has
 reserved its arenas."""

@@ -322,8 +322,8 @@ def test_growth_that_cannot_be_refused_is_credited_over_the_limit_and_counted() 
 
 @pytest.mark.promise("security-claimed-memory")
 def test_a_process_cannot_claim_more_than_its_gpus_memory() -> None:
-    """A process's bound is twice the tenant's limit: the driver may take as much again without a call that could be
-    refused. Without an enforced limit there is no bound, because managed memory may be larger than the GPU."""
+    """A process may report twice the GPU's memory. Without an enforced limit it may report more, because managed memory
+    may be larger than the GPU."""
     ledger = MemoryLedger(100, enforced=True, recall_ns=RECALL)
     ledger.gpu_memory = 1000
     ledger.reserve(0, "a", 1, 90)

@@ -149,7 +149,7 @@ def test_a_clock_set_back_refills_no_budget(
     Terms(amount=49_775_044_314, cap=99_550_088_624, period=BudgetPeriod.MONTH, refill=Refill.CONTINUOUS),
     99_308_169_333,
 )
-@example(  # a budget so small that a step refills less than one unit
+@example(  # a budget with the smallest possible cap, one unit
     Terms(amount=1_000_000, cap=1, period=BudgetPeriod.MONTH, refill=Refill.CONTINUOUS, charge_by=ChargeBy.HELD), 0
 )
 def test_a_spent_budget_refills_at_the_announced_time(of: Terms, start_ms: int) -> None:

@@ -15,7 +15,7 @@ from sharepod.agent.findings.beyond_turns import CLOCK_ERROR_S
 SOME = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 PROMISED_S = 12.0
 BEGINS_S = 5.0
-"""Moment at which a tenant begins to offend."""
+"""Time in seconds at which the tenant begins to work outside its turns."""
 DRIVERS = st.builds(
     Driver,
     sample_s=st.sampled_from([1 / 6, 0.2, 0.5, 1.0]) | st.floats(1 / 6, 1.0),
@@ -88,8 +88,8 @@ def test_a_tenant_that_is_busy_beyond_its_turns_is_reported_in_time(
         offender.kernel_ns = offender.burst_ns = 100 * US
         offender.pause_ns = 30 * MS
     simulation = Simulation([neighbour, offender])
-    # In each period of 0.1 s the tenant works for `part` of the period, from its begin. The kind `overruns` also holds
-    # the token for part of that time, so its `part` is larger for the same work outside turns.
+    # The tenant works for `part` of each period of 0.1 s. With `overruns` some of that work is inside turns, so `part`
+    # is larger.
     part, period = min(1.0, beyond / (1 - 0.375) if kind == "overruns" else beyond), 0.1
 
     def outside_turns(moment: float) -> float:

@@ -149,8 +149,8 @@ class Known:
 
 
 def content(seen: ClaimsSeen, there: dict[str, Json]) -> dict[str, object]:
-    """Return all values that the cache derives from the objects, to compare two caches. A claim made for a resource
-    line has its size only while its Pod is known, so other such claims are left out."""
+    """Return all values that the cache derives from the objects, to compare two caches. The size of a resource line's
+    claim is left out while its Pod is unknown."""
     sized = [one for one in seen.claims if one.made_for is None or one.made_for in there]
     return {
         "sizes": {one.uid: (one.request, str(one.error)) for one in sized},

@@ -43,7 +43,7 @@ class PlayedNode:
 
     name: str
     current: dict[str, Consumption] = field(default_factory=dict)
-    """Open series by model."""
+    """Series that still grow, by model. A series is the counters of one namespace and GPU model on one node."""
     closed: list[Consumption] = field(default_factory=list)
 
 

@@ -49,7 +49,9 @@ def test_in_a_month_of_excess_demand_each_team_gets_its_budget_and_nothing_is_lo
 
 
 class _Watched(fairness_month.MonthOfTeams):
-    """Month that counts the tenants for which GPUs are reserved. It checks that no tenant with an older claim waits."""
+    """Simulated month that checks each reservation of GPUs for a waiting tenant: no tenant of higher priority, or
+    overdue for longer, waits without one.
+    """
 
     turns = overdue = 0
 

@@ -1,7 +1,7 @@
 """No object that a user or another controller can write ends or delays the reading of objects.
 
-Work is measured as executed lines of Python, which do not depend on the machine's speed. Code that reads a list without
-a bound executes lines for each entry, and so exceeds the limit.
+Work is measured as executed lines of Python, not as time. Code that reads a list without a bound executes lines for
+each entry.
 """
 
 from __future__ import annotations

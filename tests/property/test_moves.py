@@ -41,8 +41,7 @@ def test_the_cheapest_move_is_found_whenever_a_move_exists(part: int) -> None:
 
 @pytest.mark.parametrize("number", [1130, 2370, 2655, 2838])
 def test_of_several_movable_tenants_the_cheapest_moves_wherever_it_is(number: int) -> None:
-    """In each of these clusters the planner tries a more expensive movable tenant before the cheapest. A search has
-    found their numbers."""
+    """In each of these clusters the planner tries a more expensive movable tenant before the cheapest."""
     chance, world, request = drawn(number, (0,))
     movable = _movable(chance, world)
     plan = plan_move(world.cluster, request, movable, Engine(world.cluster).find)
@@ -121,8 +120,8 @@ def _reserve(cluster: Cluster, request: PlacementRequest, place: Assignment) -> 
 
 
 def _carry_out(world: SmallCluster, request: PlacementRequest, mover: Movable, plan: MovePlan) -> None:
-    """Carry out a plan step by step, and check after each step that no GPU is over-committed. On another node, the
-    mover's new place is reserved while the mover still has the old one."""
+    """Carry out a plan step by step. Each place must be free when it is reserved. A new place on another node is
+    reserved while the mover still has its old one."""
     cluster = world.cluster
     moving = replace(mover.request, tenant=TenantId("moving"))
     # 1. The mover's new place is free before any tenant has ended.
@@ -148,7 +147,7 @@ def _holds_until_its_new_place_is_taken(
     node = cluster.node(plan.to.node)
     assert node is not None
     if plan.to.node == plan.node:
-        return  # the account already contains the request
+        return  # on the same node the account already contains the request
     gpu = node.gpus_by_uuid[plan.to.gpus[0]]
     all_of_it = replace(mover.request.gpu, count=1, request_milli=Milli(gpu.free_milli), memory=Bytes(gpu.free_memory))
     first = replace(mover.request, tenant=TenantId("first"), gpu=all_of_it)

@@ -48,7 +48,7 @@ def test_a_tenant_that_is_alone_has_at_most_two_wide_windows_in_its_queue(takes:
     for index in range(WIDE_MOST * 2):
         before = stream.ends
         if index % WIDE_MOST == 0:
-            stream.now += min(away, takes * stream.pace.window.size // 2)  # the thread does other work in this time
+            stream.now += min(away, takes * stream.pace.window.size // 2)  # the thread does other work for this time
         stream.launch(takes)
         assert stream.ends - takes == before, "the GPU does not wait"
         most = max(most, stream.ends - stream.now)
@@ -192,9 +192,7 @@ def test_after_a_useless_wait_a_growing_number_of_launches_passes(times: int, si
     st.integers(min_value=1, max_value=10),
 )
 def test_an_opening_before_the_drain_adds_nothing_to_the_queue(takes: int, quantum_ms: int, later_ms: int) -> None:
-    """A tenant with long kernels is preempted, and its gate opens for its next turn before it has drained. The queue
-    must not grow by that turn.
-    """
+    """A tenant with long kernels is preempted. Its gate opens for its next turn before it has drained."""
     stream = Stream()
     stream.closes = True
     stream.open(quantum_ms * MS)
@@ -208,8 +206,8 @@ def test_an_opening_before_the_drain_adds_nothing_to_the_queue(takes: int, quant
 
 @given(st.integers(min_value=2, max_value=12))
 def test_openings_without_a_drain_count_as_waits_in_vain(openings: int) -> None:
-    """A kernel may spin until further launches have run, which the model holds back. So each opening without a drain
-    must let more launches pass, as a useless wait does.
+    """A kernel may spin until further launches have run. So each opening without a drain must let more launches pass,
+    like a useless wait.
     """
     stream = Stream()
     stream.closes = True
@@ -235,7 +233,7 @@ def test_time_in_which_the_thread_was_stopped_is_not_gpu_time(
     takes: int, stops: list[tuple[bool, int]], between: int
 ) -> None:
     """The thread is stopped while it waits for a fence, or between two launches. The GPU continues. So the model must
-    not count the stop as duration of launches (PC7): it predicts the end of the launched work at most one window late.
+    not count the stop as duration of launches (PC7): its predicted end is at most one window late.
     """
     stream = Stream()
     stream.open(0)
@@ -253,8 +251,8 @@ def test_time_in_which_the_thread_was_stopped_is_not_gpu_time(
 
 @given(st.integers(min_value=12 * MS, max_value=40 * MS), st.integers(min_value=20 * MS, max_value=200 * MS))
 def test_a_drain_seen_late_bounds_the_duration_of_launches_from_above(takes: int, stopped: int) -> None:
-    """If launches are longer than their turns, only drains show their duration. A drain that the thread sees late must
-    not make the duration too short.
+    """If launches outlast their turns, only drains show their duration. A late look at a drain must not make it too
+    short.
     """
     stream = Stream()
     stream.closes = True

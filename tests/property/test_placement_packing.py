@@ -92,7 +92,7 @@ def test_packing_finds_a_place_exactly_where_the_filters_leave_one(
 def test_a_decision_does_not_depend_on_earlier_unplaced_requests(
     history: tuple[ClusterWithEngine, list[PlacementRequest]],
 ) -> None:
-    """Refused requests fill the engine's cache of scores. The decision must equal one with newly computed scores."""
+    """Decisions about other requests fill the engine's cache of scores. They must not change this decision."""
     cluster, asked = history
     for request in asked:
         for other in asked[:3]:

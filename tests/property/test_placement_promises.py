@@ -124,8 +124,8 @@ class Placement(Life):
         return any(row for row in self.rows(place[0]) if place[1] & set(row.gpus))
 
     def ask_for_a_holder(self, rules: Rules, request: PlacementRequest) -> None:
-        """Check that the engine requests holders only on a node where they give the request a place, whichever GPUs
-        they get. It must choose the node that needs the fewest, then the one with the fewest GPUs left."""
+        """Check that the engine requests holders only on a node where they make a place, whichever GPUs they get. It
+        must choose the node that needs the fewest, then the node with the fewest GPUs left."""
         answer, expected = self.cluster.engine.place_or_hold(request), rules.new_holders(request)
         assert isinstance(answer, NewHolder) == bool(expected), (answer, expected)
         if isinstance(answer, NewHolder):
@@ -140,9 +140,8 @@ class Placement(Life):
 
     @rule()
     def look_who_could_be_served(self) -> None:
-        """Check that a refused request has a place only if an event since the refusal makes the operator try it again.
-        The events: nodes have gained capacity, its affinity group has changed, or its namespace excludes others from
-        fewer GPUs."""
+        """Check that a refused request has a place only if the operator tries it again: after nodes have gained
+        capacity, its affinity group has changed, or its namespace excludes others from fewer GPUs."""
         for request, moment in self.refused:
             key = label_key(request.namespace, request.gpu.labels.affinity)
             woken = self.cluster.engine.serves(request, self.cluster.grown_since(moment))

@@ -55,7 +55,6 @@ class Play:
         return untold
 
     async def notify(self, untold: set[str]) -> None:
-        """Notify the loop of changed requests."""
         for tenant in untold & set(self.world.loop.waiting()):
             self.world.loop.want_place(tenant)
         await self.world.settle()
@@ -87,7 +86,6 @@ class Play:
         await world.settle()
 
     def requests(self) -> dict[str, PlacementRequest]:
-        """Return the requests of the waiting SharePods."""
         return {tenant: self.world.request(tenant) for tenant in self.world.loop.waiting()}
 
 

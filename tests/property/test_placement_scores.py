@@ -22,8 +22,8 @@ RANKS_BY_IDLE = 64
 
 
 def _raw(columns: Columns, definition: Definition, wanted: RequestClass, node: int, gpus: list[int]) -> float:
-    """Return the change of usable capacity (mostly negative) if the request goes to these GPUs of a node. It includes
-    the change of the values of holes, the free parts as places for future requests.
+    """Return the change of usable capacity if the request goes to these GPUs of a node, including the change of the
+    values of holes (free parts as places for future requests).
     """
     row = slice(node, node + 1)
     size = columns.size[row].copy()
@@ -59,9 +59,7 @@ def _raw(columns: Columns, definition: Definition, wanted: RequestClass, node: i
 
 
 def _of_label(definition: Definition, time: int, memory: int) -> float:
-    """Return the value that free time and memory of a GPU have for tenants with the exclusion label that the GPU is
-    restricted to.
-    """
+    """Return the value of a GPU's free time and memory for tenants with the GPU's exclusion label."""
     return float(definition.usable.hole_by_time[WHOLE_GPU]) * (min(time, memory) / WHOLE_GPU) ** 2
 
 

@@ -76,7 +76,6 @@ class Wait(LoopHandOffs):
         self.orders[place] = holder, grant_id, orders
 
     def drop(self, place: int) -> None:
-        """Drop the prepared hand-off at this place."""
         self.orders.pop(place, None)
 
     def look(self) -> bool:
@@ -125,7 +124,6 @@ class World:
         self.barred: list[str] = []
 
     def set(self, name: str, gpus: tuple[str, ...], request: int, limit: int, interactive: bool) -> None:
-        """Add a tenant, or change its rates."""
         self.tokens.set_tenant(
             name,
             gpus,
@@ -137,7 +135,6 @@ class World:
         )
 
     def start(self, pid: int, name: str) -> None:
-        """Start a process of a tenant."""
         self.processes[pid] = Process(pid, name, lambda: self.now)
 
     def drain(self, process: Process, *, wanting: bool) -> None:
@@ -157,7 +154,6 @@ class World:
         self.tokens.draining(process.tenant, process, protocol.Draining(process.held, ends_in_ns))
 
     def advance(self, moment: int) -> None:
-        """Advance the clock to this moment."""
         self.now = max(self.now, moment)
 
     def lose(self, pid: int, *, alive: bool) -> None:

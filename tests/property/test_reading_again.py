@@ -22,7 +22,7 @@ VALUES: tuple[Any, ...] = (
     float("inf"),
     "", "1", "True", "GPU-1", "é", "\ud800", "x" * 3000, [], {}, [{}], [1, True], {"a": 1}, {"a": True},
 )  # fmt: skip
-"""Values of every type, some of which are equal for Python."""
+"""Values of every JSON type. Some are equal for Python, such as 1 and True."""
 IDENTITY = ("uid", "name", "namespace")
 
 _CONDITION = {"type": "Ready", "status": "True", "reason": "R", "message": "m", "observedGeneration": 1}

@@ -60,9 +60,7 @@ def test_thousands_of_streams_are_remembered() -> None:
 
 
 def test_a_queue_without_memory_is_dropped_and_the_others_are_found() -> None:
-    """While host memory is exhausted, the table cannot grow and drops the new queue. Once there is memory, it stores
-    further queues again.
-    """
+    """While host memory is exhausted, the table drops new queues. Once there is memory, it stores queues again."""
     table, (*kept, more) = Table(), [key_at(3, OWN_BITS, number) for number in range(1, 2**OWN_BITS // 2 + 2)]
     table.refuse_memory(True)
     for number, key in enumerate(kept, 1):

@@ -55,8 +55,8 @@ class Holder:
 def test_a_silent_tenant_is_found_when_its_work_is_about_to_end_and_no_sooner(
     before: list[tuple[int, int, int]], stopped_ns: int, work_ns: int, late_ns: int
 ) -> None:
-    """For any earlier stops (`before`), the GPU is idle for at most the patience (the time without a sign of life after
-    which a tenant is silent) plus the delay of a check.
+    """After any earlier stops, the GPU is idle for at most the patience (time without signs of life until a tenant is
+    silent) plus the delay of a check.
     """
     holder = Holder()
     for stop in before:

@@ -64,7 +64,7 @@ def test_a_replay_accounts_for_every_job_and_keeps_every_guarantee(sharing: Shar
 
 
 def test_co_running_uses_gaps_that_turns_cannot_use() -> None:
-    """One job keeps the GPU busy for a quarter of the time, the other for half, so together they fit on one GPU."""
+    """One job keeps the GPU busy for a quarter of the time, the other for half."""
     mix: Mix = ((500, 1000, 250, 160), (500, 1000, 500, 160))
     in_turns, at_once = eager.EagerRates(Sharing.LENDING)(mix), eager.EagerRates(Sharing.CO_RUNNING)(mix)
     assert sum(in_turns) <= 1.1

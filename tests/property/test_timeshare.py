@@ -310,11 +310,11 @@ def test_a_tenant_that_is_owed_time_has_a_turn_within_the_target_latency(
     asleep=st.sampled_from([500, 1500]),
     busy=st.integers(1, 10),
 )
-# Without the rule under test the wait is 0.78 s in the first of these examples, and 0.7 s in the second.
+# Without the rule under test the wait is 0.78 s in the first example, and 0.7 s in the second.
 @example(wakers=9, asked=9, step=(8, 2), asleep=1500, busy=1)
 @example(wakers=5, asked=5, step=(8, 2), asleep=1500, busy=10)
-@example(wakers=1, asked=9, step=(3000, 4000), asleep=4000, busy=5)  # one tenant returns and does not sleep again
-@example(wakers=18, asked=9, step=(3, 20), asleep=1500, busy=1)  # each wake-up cancelled common credit
+@example(wakers=1, asked=9, step=(3000, 4000), asleep=4000, busy=5)  # a tenant returns once and does not sleep again
+@example(wakers=18, asked=9, step=(3, 20), asleep=1500, busy=1)  # here a wake-up must not cancel common credit
 def test_beside_tenants_with_credit_one_that_is_owed_time_waits_for_the_target_latency_and_one_turn(
     wakers: int, asked: int, step: tuple[int, int], asleep: int, busy: int
 ) -> None:
@@ -361,8 +361,8 @@ def test_nobody_is_kept_waiting_beyond_the_others_quanta(sporadic: list[tuple[in
     pause=st.sampled_from([100 * US, 900 * US, 3 * MS]),
 )
 def test_a_pause_between_two_steps_costs_nobody_its_share(request: int, burst: int, pause: int) -> None:
-    """A program that pauses between steps hardly ever has launches waiting when its quantum ends. It must get its share
-    all the same, as far as its pauses allow.
+    """A program that pauses between steps hardly ever waits when its quantum ends. It must get its share all
+    the same.
     """
     thinker = Program("thinker", request=50 * request, burst_ns=burst * MS, pause_ns=pause)
     busy = Program("busy", request=1000 - 50 * request)
@@ -370,7 +370,7 @@ def test_a_pause_between_two_steps_costs_nobody_its_share(request: int, burst: i
     Simulation([thinker, busy]).run(end)
     most = (
         burst * MS / (burst * MS + Parameters().quantum_min_ns + busy.kernel_ns)
-    )  # another tenant has its turn in each pause
+    )  # `most`: its share if the neighbour has a turn in each of its pauses
     assert thinker.share(WARM_UP, end) >= min(thinker.request / 1000, 0.9 * most) - 0.02
     assert busy.share(WARM_UP, end) >= busy.request / 1000 - 0.02
 

@@ -1,4 +1,4 @@
-"""Reasons why co-running ends, as the metric counts them by label."""
+"""Each end of co-running is counted under its reason, a label of the agent's metric."""
 
 from __future__ import annotations
 

@@ -150,8 +150,8 @@ def test_programs_that_cease_to_leave_gaps_take_turns_and_are_paid_back(request_
 @pytest.mark.promise("time-excess")
 def test_idle_time_goes_first_to_a_tenant_that_has_used_little_of_its_request() -> None:
     """A notebook with request 0.1, which runs cells of 300 ms every 4 s, takes turns with a training of 0.5; the
-    requests leave 0.4 of the GPU. The scheduler remembers for 60 s that the notebook has used little of its request,
-    and lends it idle time first. With a memory of 1 ns its cells take longer."""
+    requests leave 0.4 of the GPU. For 60 s the scheduler remembers that the notebook has used little of its request,
+    and lends it idle time first."""
 
     def play(horizon_ns: int) -> tuple[list[int], float]:
         notebook = Program("a", request=100, gpu_ns=5 * MS, kernels=60, pause_ns=4 * S, waits=True)

@@ -156,8 +156,8 @@ def test_a_program_that_gives_the_gpu_back_after_each_kernel_gets_what_time_slic
 def test_a_program_of_two_streams_gets_its_request_although_one_of_them_launches_as_ever(
     request_milli: int, other: dict[str, Any], kernel_ms: int
 ) -> None:
-    """The program launches long kernels in one stream. Its second stream launches tiny kernels at the same rate
-    whatever other tenants do, which hides that the first stream is slowed.
+    """Next to long kernels, a second stream launches tiny kernels at a constant rate. That must not hide that the first
+    stream is slowed.
     """
 
     def make() -> list[Program]:
@@ -170,8 +170,8 @@ def test_a_program_of_two_streams_gets_its_request_although_one_of_them_launches
 
 
 def test_a_tenant_whose_long_kernels_drain_next_to_a_co_runner_is_not_charged_for_both() -> None:
-    """The co-runner slows the tenant's last work, so the tenant drains later than it has announced. The additional time
-    must be charged only once.
+    """The co-runner slows the tenant's last work, so the tenant drains later than it has announced. That time must be
+    charged once.
     """
 
     def make() -> list[Program]:

@@ -68,8 +68,7 @@ def test_a_tenant_that_says_it_has_drained_while_its_kernels_run_gains_nothing(
     work_ms: int, others: int, limit: int
 ) -> None:
     """The liar launches for some milliseconds under each grant, reports at once that it has drained, and wants the
-    token again when that work has ended. Each second the agent reads NVML's utilization, and surcharges the liar for
-    use outside its turns."""
+    token again when that work has ended. Each second the agent surcharges it for use outside its turns, by NVML."""
     liar = Program("liar", request=100, limit=limit, kernel_ns=10 * US, burst_ns=10 * US, pause_ns=work_ms * MS)
     busy = [Program(f"busy{i}", request=900 // others, kernel_ns=1 * MS) for i in range(others)]
     simulation = Simulation([liar, *busy], announces=True)
@@ -121,8 +120,7 @@ def test_shares_and_ceilings_of_the_others_hold_while_one_is_hung(
         share = program.share(begin, end)
         assert share >= program.request / 1000 - 0.015
         assert share <= program.limit / 1000 + 0.015
-        # A tenant that was owed time makes up for it, so in 10 s it may exceed its limit by what it can save: 1 s at
-        # its limit.
+        # A tenant that was owed time makes up for it: at most 1 s at its limit, in 10 s.
         assert peak_share(program, 10 * S) <= program.limit / 1000 * 1.1 + 0.025
     names = [program.id for program in simulation.programs.values()]
     assert sum(simulation.scheduler.usage(end, name).held_ns for name in names) <= end, "each second once"
@@ -257,8 +255,8 @@ class OutlastsItsRescue(Simulation):
 @pytest.mark.promise("time-debt", "time-ceiling")
 @pytest.mark.parametrize(("request_milli", "limit_milli"), [(20, 50), (20, 1000), (100, 100)])
 def test_a_turn_in_the_midst_of_a_long_kernel_cancels_no_debt_of_it(request_milli: int, limit_milli: int) -> None:
-    """The tenant's kernel of 11.2 s is preempted, and the tenant gets its next turn ten seconds later, in which that
-    kernel ends. The debt of the kernel must remain.
+    """Ten seconds after its preemption the tenant gets a turn, in which its kernel of 11.2 s ends. The debt of that
+    kernel must remain.
     """
     long = Program("long", request=request_milli, limit=limit_milli, kernel_ns=11_200 * MS)
     other = Program("other", request=1000 - request_milli)
@@ -287,8 +285,8 @@ class GivesBackAtOnce(Simulation):
 def test_tenants_that_use_none_of_their_turns_cost_the_others_no_more_than_a_twentieth(
     empty: int, request_milli: int, others: list[int], sleep_ns: int
 ) -> None:
-    """Each empty turn costs two hand-offs. A tenant that uses nothing of its turns is always owed time, so without a
-    rule it would get turn after turn.
+    """Each empty turn costs two hand-offs. A tenant that uses nothing of its turns is always owed time, but must not
+    get turn after turn.
     """
     stuck = [
         Program(f"empty{i}", request=request_milli, kernel_ns=50 * US, burst_ns=sleep_ns and 50 * US, pause_ns=sleep_ns)

@@ -94,9 +94,7 @@ GANG_WAIT_NS = 4 * S
 
 
 def fits(tenants: list[tuple[set[str], int]]) -> bool:
-    """Return whether every set of tenants of which no two can run at the same time (they share a GPU) requests at most
-    0.8 of the time.
-    """
+    """Return whether each set of tenants that all share GPUs with each other requests at most 0.8 of the time."""
     groups = (some for count in range(1, len(tenants) + 1) for some in combinations(tenants, count))
     together = (some for some in groups if all(a & b for (a, _), (b, _) in combinations(some, 2)))
     return all(sum(request for _, request in some) <= 800 for some in together)
@@ -206,8 +204,8 @@ def test_a_gang_that_pauses_keeps_its_share(kernel: int, work: int, pause: int, 
 def test_tenants_that_work_and_pause_keep_no_gang_from_its_request(
     *, count: int, kernel: int, work: int, pause: int, grouped: bool
 ) -> None:
-    """On each GPU of the gang another tenant works and pauses. They wake at different moments, with all the credit that
-    they can save, and so compete with the gang on one GPU after another.
+    """On each GPU of the gang another tenant works and pauses. These tenants wake at different moments, with all the
+    credit that they can save.
     """
     gpus = GPUS[:count]
     gang = [Program("gang", gpus, request=400, kernel_ns=kernel)]

@@ -66,8 +66,8 @@ def steps(program: Program, gpus: TimeSlicedGpu, seconds: int = 8) -> float:
     ("others", "least"), [("ranks", 0.8), ("busy 1 ms", 0.8), ("busy 20 ms", 0.75), ("busy on one GPU", 0.8)]
 )
 def test_ranks_that_are_tenants_of_their_own_get_most_of_their_due(sharing: Sharing, others: str, least: float) -> None:
-    """Ranks wait for each other, so turns at different times on their GPUs would leave them a fifth of their due or
-    less. As a group they must get `least` of it.
+    """Ranks wait for each other, so with turns at different times on their GPUs they would get a fifth of their due or
+    less.
     """
     kernel_ns = 20 * MS if others == "busy 20 ms" else 1 * MS
     others_run = [
@@ -83,8 +83,8 @@ def test_ranks_that_are_tenants_of_their_own_get_most_of_their_due(sharing: Shar
 @pytest.mark.promise("time-group-one-gpu")
 @pytest.mark.parametrize(("ranks", "request_milli"), [(2, 500), (2, 250), (3, 150), (4, 125)])
 def test_ranks_on_one_gpu_get_their_due_and_cost_another_tenant_nothing(ranks: int, request_milli: int) -> None:
-    """If the ranks took turns on the GPU, each would spin through its turn while it waits for the others, and do a
-    twentieth of its due steps. So the ranks of a group co-run."""
+    """In exclusive turns each rank would spin while it waits for the others, and do a twentieth of its due steps. So
+    ranks of a group co-run."""
     programs = [*on_one_gpu(training("a", request_milli, ranks=ranks))]
     free = 1000 - ranks * request_milli
     if free:
@@ -108,8 +108,8 @@ def test_ranks_on_one_gpu_get_their_due_and_cost_another_tenant_nothing(ranks: i
     other=st.sampled_from(["busy", "long"]),
 )
 def test_members_on_one_gpu_leave_another_tenant_its_request(kinds: list[str], tenths: int, other: str) -> None:
-    """Over four seconds the other tenant may miss its request by the tolerated debt, one window of measurement and one
-    turn. Next to services, which join while it runs, it may miss more."""
+    """In four seconds the other tenant may miss its request by the tolerated debt, one window of measurement and one
+    turn; more next to services, which join while it runs."""
     made = {
         "busy": {"gpu_ns": 1 * MS},
         "long": {"gpu_ns": 20 * MS},
@@ -180,8 +180,8 @@ def test_a_group_costs_no_tenant_its_request_and_no_member_holds_up_the_others(
 @pytest.mark.promise("time-group-guarantee")
 @pytest.mark.parametrize("mate_milli", [100, 900])
 def test_a_best_effort_member_takes_nothing_from_the_request_of_others(mate_milli: int) -> None:
-    """A best-effort member has no guaranteed time, so a turn of another member on another GPU must not give it a turn
-    before the victim.
+    """A best-effort member has no guaranteed time, so turns of other members must not give it turns before the
+    victim.
     """
     victim = Busy("victim", ("g0",), request=900, kernel_ns=2 * MS)
     programs = [
@@ -211,9 +211,7 @@ def test_limits_of_a_groups_members_stay_their_own(limits: tuple[int, int], requ
 @pytest.mark.parametrize("request_milli", [500, 700, 900])
 @pytest.mark.parametrize("kernel_ns", [1 * MS, 20 * MS])
 def test_members_whose_requests_differ_take_no_more_than_each_is_due(request_milli: int, kernel_ns: int) -> None:
-    """The member with the large request earns most of the group's credit. The other member must not use that credit
-    beyond its own request.
-    """
+    """The credit belongs to the member with the large request. The other must not use it beyond its own request."""
     parts = (request_milli, 1000 - request_milli)
     members = [Busy(f"m{i}", (f"g{i}",), group="a", request=part, kernel_ns=kernel_ns) for i, part in enumerate(parts)]
     others = [Busy(f"c{i}", (f"g{i}",), request=1000 - part, kernel_ns=3 * MS) for i, part in enumerate(parts)]

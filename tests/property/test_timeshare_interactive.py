@@ -78,8 +78,8 @@ def test_an_interactive_tenant_that_is_always_busy_gets_its_request_and_no_more(
 
 
 def test_wakes_without_end_cost_the_neighbour_a_bounded_part() -> None:
-    """A tenant that wakes about 2,000 times a second gets at most 125 early turns a second, so the neighbour loses only
-    their hand-offs.
+    """A tenant that wakes about 2,000 times a second gets at most 125 early turns a second, and the neighbour its
+    request.
     """
     asking = service(1, 1, request=300)
     asking.kernel_ns = asking.burst_ns = 100 * US

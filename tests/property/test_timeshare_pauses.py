@@ -57,8 +57,8 @@ def run_pair(
 def test_pauses_cost_a_tenant_nothing_but_themselves(
     request: int, work: int, pause: int, longer: int, kind: str, best_effort: bool
 ) -> None:
-    """With pauses of up to 10 ms, next to kernels of up to a second, the tenant's work is only as much less as its own
-    pauses explain.
+    """With pauses of up to 10 ms, next to kernels of up to 1 s, the tenant loses no more than its own pauses
+    explain.
     """
     kernel = min(990, pause + longer) * MS
     neighbour = Program("neighbour", request=0 if best_effort else 1000 - 50 * request, kernel_ns=kernel)
@@ -80,8 +80,8 @@ NIGHT = 120 * S
 @pytest.mark.parametrize("kernel_ms", [40, 250])
 @pytest.mark.parametrize("served_ns", [10 * S, 1 * HOUR, 1000 * HOUR])
 def test_pauses_cost_nothing_soon_after_another_agent_has_taken_over(kernel_ms: int, served_ns: int) -> None:
-    """The scheduler learns a tenant's steps and pauses. A new agent reads from the handover how long the tenant has
-    held; that time must not count as one long step.
+    """A new agent reads from the handover how long the tenant has held. The scheduler must not learn that time as one
+    long step.
     """
     pausing = Program("pausing", request=700, burst_ns=20 * MS, pause_ns=5 * MS, look_ns=500 * US, start_ns=80 * MS)
     neighbour = Program("neighbour", request=300, kernel_ns=kernel_ms * MS, start_ns=80 * MS)
@@ -105,8 +105,8 @@ def test_pauses_cost_nothing_soon_after_another_agent_has_taken_over(kernel_ms: 
 @pytest.mark.parametrize("steps_before", [0, 200])
 @pytest.mark.parametrize("what", ["night", "training"])
 def test_pauses_cost_nothing_soon_after_a_step_unlike_all_others(kernel_ms: int, steps_before: int, what: str) -> None:
-    """The scheduler learns a tenant's steps and pauses. One exceptional step, a night without requests or long work
-    without a pause, must not spoil what it has learned.
+    """The exceptional step is a night without requests, or long work without a pause. The scheduler must not forget the
+    other steps for it.
     """
     pausing = Program("pausing", request=700, burst_ns=20 * MS, look_ns=500 * US)
     lengths = iter([5 * MS] * steps_before + [NIGHT])
@@ -168,8 +168,8 @@ def test_beside_short_kernels_no_time_is_kept_idle(request: int, work: int, paus
 def test_long_pauses_idle_no_longer_than_the_work_that_follows(
     request: int, work: int, pause: int, kernel: int, kind: str
 ) -> None:
-    """If the pauses are regular, and the neighbour delays the tenant on average (by half a kernel) no longer than the
-    pause, the GPU is not kept idle once the pauses are known.
+    """If the pauses are regular, and no shorter than half a kernel of the neighbour (the mean delay), the GPU is not
+    kept idle once the pauses are known.
     """
     neighbour = Program("neighbour", request=1000 - 50 * request, kernel_ns=kernel * MS)
     _, simulation, (_, other) = run_pair(neighbour, request=50 * request, work=work * MS, pause=pause * MS, kind=kind)
@@ -182,9 +182,7 @@ def test_long_pauses_idle_no_longer_than_the_work_that_follows(
 
 
 def test_nothing_is_kept_idle_for_a_tenant_that_has_gone_to_sleep_for_long() -> None:
-    """For a tenant that begins a long pause the GPU is kept idle for one window at most, which the tenant pays; without
-    credit, not at all.
-    """
+    """A long pause idles the GPU for one window at most, which the tenant pays; without credit, not at all."""
     sleeper = Program("sleeper", request=500, burst_ns=20 * MS, pause_ns=3 * MS, kernel_ns=1 * MS)
     drawn = iter([3 * MS] * 200 + [60 * S] * 10)
     sleeper.pauses = lambda: next(drawn)

@@ -25,9 +25,7 @@ class Life:
         self.now = 1
         self.gpus: dict[str, tuple[str, ...]] = {}
         self.holds: dict[str, int] = {}
-        """For each tenant that holds: the id of its grant in the scheduler with prepared hand-offs, whose ids differ
-        from the other's.
-        """
+        """For each tenant that holds: the id of its grant in the second scheduler."""
         self.prepared: list[PreparedHandOff] = []
         self.compared = 0
         gangs = self.random.random() < 0.2
@@ -47,7 +45,6 @@ class Life:
         self.prepared = [each for each in self.prepared if each.gpu not in self.gpus[name]]
 
     def set(self, name: str) -> None:
-        """Add a tenant, or change its rates."""
         request = self.random.choice((0, 0, 100, 100, 300, 500, 1000))
         limit = self.random.choice((1000, 1000, 1000, request, max(request, 400)))
         interactive, gpus = self.random.random() < 0.2, self.gpus[name]
@@ -95,7 +92,6 @@ class Life:
         self.happen(self.random.choice(list(self.gpus)), self.random.random())
 
     def happen(self, name: str, what: float) -> None:
-        """Play an event of a tenant."""
         flag, ns = self.random.random() < self.busy, self.random.randint(0, 5 * MS)
         if what < 0.55 and name in self.holds:
             self.drain(name, wanting=flag)

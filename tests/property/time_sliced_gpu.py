@@ -101,7 +101,6 @@ class Program:
 
     @property
     def left_ns(self) -> int:
-        """Return the GPU time that is queued."""
         return sum(_COLLECTIVE_NS if left > _SPINS_NS // 2 else left for left in self.queue)
 
 
@@ -150,7 +149,6 @@ class TimeSlicedGpu:
         heapq.heappush(self._events, (max(moment, self.now), next(self._order), what))
 
     def run(self, until: int) -> None:
-        """Play until a moment."""
         while self._events and self._events[0][0] <= until:
             moment, _, what = heapq.heappop(self._events)
             self._pass(moment)
@@ -175,9 +173,7 @@ class TimeSlicedGpu:
             self._stop_at(device, min(device.stop_moment, device.slice_since + slices * SLICE_NS))
 
     def _neighbours(self, program: Program) -> list[Program]:
-        """Return all programs of the program's GPU in the order of their time slices, beginning with the next one; the
-        program itself is last.
-        """
+        """Return the programs of this program's GPU in the order of their next time slices; this program is last."""
         order = [other for other in self.programs.values() if other.gpu == program.gpu]
         if program in order:
             place = order.index(program)
@@ -347,7 +343,7 @@ class TimeSlicedGpu:
             return
         renews = program.granted is not None
         if grant.grant_id in (program.draining_id, program.drained_id):
-            return  # these are new terms of a grant that it drains or has drained
+            return  # new terms of a grant that the program drains or has drained have no effect
         assert program.draining_id is None, "granted again before it has drained"
         assert program.granted is None or program.granted.grant_id == grant.grant_id, "granted twice"
         program.granted, program.asked = grant, False

@@ -202,7 +202,7 @@ class Simulation:
         self.at(back, come)
 
     def _set_tenant(self, program: Program) -> None:
-        wishes: dict[str, Any] = {}  # arguments that other schedulers do not have
+        wishes: dict[str, Any] = {}  # optional arguments, which only the real scheduler accepts
         if program.interactive:
             wishes["interactive"] = True
         if program.group is not None:
