@@ -45,7 +45,6 @@ def settings_in(directory: Path, **changes: Any) -> AgentSettings:
 
 
 def row(tenant_id: str, request: int = 500, limit: int = 1000, **changes: Any) -> Tenant:
-    """Return a row of the ledger."""
     values: dict[str, Any] = {
         "id": tenant_id,
         "namespace": "default",
@@ -198,7 +197,6 @@ class Client:
         return frame.grant_id
 
     async def granted(self) -> protocol.Grant:
-        """Request the token; return the grant."""
         self.send(protocol.Want(1))
         return await self.expect(protocol.Grant)
 

@@ -20,13 +20,11 @@ class SmallDisk:
         self.path = path
 
     def fill(self) -> None:
-        """Fill all free space of the disk."""
         with (self.path / "filler").open("ab", buffering=0) as file, contextlib.suppress(OSError):
             while file.write(_PIECE):
                 pass
 
     def empty(self) -> None:
-        """Free the space that `fill` took."""
         (self.path / "filler").unlink()
 
     @contextlib.contextmanager

@@ -30,7 +30,6 @@ class Pair:
     theirs: socket.socket
 
     def sends(self, frame: protocol.Frame | bytes) -> None:
-        """Send a frame from the process."""
         self.theirs.send(frame if isinstance(frame, bytes) else protocol.encode(frame))
 
     def hears(self) -> list[bytes]:
@@ -40,9 +39,7 @@ class Pair:
 
 @dataclass
 class World:
-    """Selector that waits for frames of two GPUs' holders, with hand-offs that a test prepares. `pairs`: holder and
-    successor of GPU 0, then of GPU 1.
-    """
+    """Selector that waits for the holders of two GPUs. `pairs`: holder and successor of GPU 0, then of GPU 1."""
 
     selector: OnTimeSelector
     pairs: list[Pair]
@@ -54,8 +51,8 @@ class World:
         self.calls.append(f"made {made.place}")
 
     def put(self, place: int = 0, since: int = 0, until: int = 2**62, *, wants_not: bool = True) -> None:
-        """Prepare the hand-off of GPU `place` from its holder, which drains grant 7, to its successor. It is valid from
-        `since` to `until` (ns). `wants_not`: also if the holder does not want more time.
+        """Prepare the hand-off of grant 7 from a GPU's holder to its successor, valid from `since` to `until` (ns).
+        `wants_not`: also for a holder that wants no more time.
         """
         holder, successor = self.pairs[2 * place : 2 * place + 2]
         orders = [Order(successor.ours.fileno(), packet, since, until) for packet in (GRANT, OTHER)]
@@ -216,8 +213,8 @@ def test_a_wait_does_not_begin_while_a_hand_off_is_to_be_reported(world: World) 
 
 @pytest.mark.parametrize("timeout", [None, 5.0, 0.01])
 def test_after_a_hand_off_the_wait_goes_on_until_a_timer_ends_it(world: World, timeout: float | None) -> None:
-    """After a hand-off, the wait must end soon so that Python can take the report. A timeout of the wait alone has a
-    resolution of 1 ms, so a timer in ns ends it.
+    """After a hand-off Python must soon take the report. The wait's own timeout has a resolution of 1 ms, so a timer
+    ends the wait.
     """
     world.put()
     world.pairs[0].sends(protocol.Drained(7))

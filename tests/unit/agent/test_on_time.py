@@ -27,9 +27,7 @@ NO_TIMER = 1 << 20
 
 
 class Kernel:
-    """Double of the C library's timer functions: calls fail by the fixture's parameter, and times that are set are
-    recorded.
-    """
+    """Double of the C library's timer functions. `refuses`: call that fails. `set_ns`: recorded timeouts."""
 
     def __init__(self, libc: object, wait: Callable[..., int], refuses: str) -> None:
         self._libc = libc
@@ -122,7 +120,7 @@ class Pulse(ctypes.Structure):
 
 
 class Living:
-    """Thread in place of a process: it writes signs of life into a pulse page every 0.3 ms, until it is stopped."""
+    """Thread in place of a process: it gives signs of life every 0.3 ms until it is stopped."""
 
     made: ClassVar[list[Living]] = []
     """Processes of the present test."""

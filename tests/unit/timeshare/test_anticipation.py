@@ -134,8 +134,8 @@ def test_a_tenant_that_changes_while_it_is_waited_for_leaves_no_gpu_idle(what: s
 
 
 def test_a_tenant_that_was_preempted_is_known_to_outstay_its_turns() -> None:
-    """`slow` was preempted, so how long it outstays its turns is not known: it may launch again before it has drained.
-    The scheduler must keep the GPU idle for the sleeper rather than grant `slow` a turn.
+    """A hold of `slow` may never end, because it was preempted and may launch again before it has drained. So the GPU
+    is kept idle instead.
     """
     pair = Pair(preempted=True)
     assert pair.granted() is None

@@ -1,4 +1,4 @@
-"""Progress of one tenant, from the counters of its own hooks."""
+"""Progress: a tenant's work relative to its work alone, measured by the counters of its own hooks."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_a_tenant_that_launches_much_faster_than_alone_is_in_another_phase_and_i
 
 
 def test_a_probe_that_finds_a_faster_tenant_returns_the_loss_that_was_not_seen() -> None:
-    """The tenant has become busier. Next to others it launches as fast as it did alone before, so its counters show no
-    loss. Only a probe (time alone) shows how fast it would be now.
+    """The tenant has become busier. Next to others it launches as fast as it did alone before. Only a probe (time
+    alone) shows its loss.
     """
     progress = measured(0.5, 2000)
     for _ in range(8):
@@ -101,8 +101,8 @@ def test_a_turn_that_is_too_short_is_no_measure_unless_there_is_none() -> None:
 
 
 def test_the_launches_of_a_program_that_waits_for_each_kernel_show_more_loss_than_slices_take() -> None:
-    """After each kernel the program leaves the rest of its time slice unused, and then waits for a slice of the other
-    program. So it loses more than half.
+    """After each kernel the program leaves the rest of its time slice unused, and waits for a slice of the other
+    program.
     """
     assert window(measured(0.5, 25_000), 25, 0.98, 25) == pytest.approx(0.95, abs=0.03)
 

@@ -487,9 +487,7 @@ def test_a_preempted_tenant_that_wants_more_is_not_starved_by_busy_neighbours() 
 
 
 def test_a_holder_whose_gate_is_closed_is_told_no_new_terms_when_another_tenant_connects() -> None:
-    """New terms could arrive after the holder has drained and other tenants were granted. The hook could then take them
-    for a renewal.
-    """
+    """After other tenants were granted, a hook could mistake new terms for a renewal."""
     scheduler = scheduler_with(("a", 500, 1000), ("b", 500, 1000))
     scheduler.want(1, "a")
     granted(scheduler, 1)
@@ -499,8 +497,8 @@ def test_a_holder_whose_gate_is_closed_is_told_no_new_terms_when_another_tenant_
 
 
 def test_a_turn_that_ends_for_a_gang_has_ended_when_the_actions_are_known() -> None:
-    """tick() must carry out everything that is due at its moment, also the end of a turn that it shortens for a gang.
-    Otherwise the caller's timer fires again at once.
+    """After tick() nothing may be due at its moment, also if it shortens a turn for a gang. Otherwise the caller's
+    timer fires again at once.
     """
     scheduler = scheduler_with(("single", 300, 1000))
     scheduler.set_tenant(0, "other", ("g1",), request_milli=300, limit_milli=1000)
@@ -565,8 +563,8 @@ def test_of_interactive_tenants_that_wake_the_first_to_wake_goes_first() -> None
 
 @pytest.mark.promise("time-surcharged-turns")
 def test_a_tenant_that_was_surcharged_takes_exclusive_turns_for_a_minute() -> None:
-    """A surcharge means that NVML reports more busy time than the tenant's hooks do. So the scheduler does not trust
-    the hooks' counters, by which co-running is measured.
+    """NVML reported more busy time than the tenant's hooks did. So the hooks' counters, by which co-running is
+    measured, are not trusted.
     """
     scheduler = Scheduler(Parameters(sharing=Sharing.CONCURRENT))
 

@@ -117,8 +117,8 @@ def test_a_tenant_that_drained_after_its_rescue_waits_no_longer_for_the_next() -
 @pytest.mark.promise("time-overdue-again", "time-debt")
 @pytest.mark.parametrize("drains_s", [5, 12])
 def test_a_tenant_that_waited_while_it_was_overdue_pays_what_it_owes_once_it_has_drained(drains_s: int) -> None:
-    """A preempted tenant that cannot drain gets a turn after long waiting, in spite of its debt. `long` drains before
-    that (after 5 s, or just before that turn at 12 s), so it must pay its debt first.
+    """A preempted tenant that does not drain gets a turn after 12 s in spite of its debt. `long` drains before that, so
+    it must pay its debt.
     """
     scheduler = scheduler_with(long=50, busy=900)
     scheduler.want(1, "long")

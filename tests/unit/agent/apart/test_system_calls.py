@@ -16,9 +16,7 @@ _HEADER = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
 
 
 def verdict(machine: str, number: int, *arguments: int, architecture: int | None = None) -> int:
-    """Return the filter's result for a system call. The function interprets the filter's BPF instructions, as far as
-    the filter uses them.
-    """
+    """Return the filter's result for a system call, by interpreting the filter's BPF instructions."""
     words = {0: number, 4: _ARCHITECTURE[machine] if architecture is None else architecture}
     for index, argument in enumerate(arguments):
         words[16 + 8 * index] = argument & 0xFFFFFFFF

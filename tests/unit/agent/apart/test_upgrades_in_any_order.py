@@ -72,9 +72,7 @@ async def test_of_two_that_stand_by_one_serves_and_the_other_follows_it(director
 
 @pytest.mark.promise("install-no-gap")
 async def test_one_that_is_told_to_end_as_soon_as_its_turn_comes_passes_on_what_it_was_given(directory: Path) -> None:
-    """The second agent is ended as soon as the first has exited, perhaps before it serves. It must still pass on the
-    sockets that it got from the first.
-    """
+    """The second agent is ended as soon as the first has exited, perhaps before it serves."""
     a, b = (tenant_directory(directory, name) for name in "ab")
     async with two(directory) as (first, second), running(directory, arguments=APART) as third:
         await third.logged("will pass its sockets on")

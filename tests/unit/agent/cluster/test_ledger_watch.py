@@ -78,8 +78,8 @@ def plays(
     watches: list[list[dict[str, Any]]],
     cue: asyncio.Event | None = None,
 ) -> None:
-    """Let the server answer each list request with the next of `lists` (the last one again and again), and each watch
-    with the events of the next of `watches`. Watches wait for the cue, and the last watch stays open."""
+    """Answer each list request with the next of `lists` (the last one repeatedly), and each watch with the next of
+    `watches`. Watches wait for the cue; the last one stays open."""
 
     async def respond(request: web.Request) -> web.StreamResponse:
         if "watch" not in request.query:
@@ -226,8 +226,8 @@ async def test_a_ledger_of_before_that_the_disk_does_not_take_is_a_problem_and_e
 async def test_rows_that_the_disk_does_not_take_hold_back_no_other_row_of_the_ledger(
     scripted: Scripted, api: Connection, tmp_path: Path
 ) -> None:
-    """Apply fails for some rows and counts as done for the others. The generation must be reported as applied, because
-    a released tenant counts as drained only then.
+    """The generation must be reported as applied for the other rows, because a released tenant counts as drained only
+    then.
     """
     follower = Follower(api, tmp_path)
     ledgers: list[tuple[int | None, str | None]] = []

@@ -359,8 +359,8 @@ async def test_nor_once_a_node_takes_tenants_that_took_none_before() -> None:
 
 
 async def test_what_is_begun_before_a_node_leaves_again_counts_as_published() -> None:
-    """A write of the slice may take effect after the ledger shows that the node leaves the pool. So the slice counts as
-    published until the agent has withdrawn it.
+    """A write of the slice may take effect after the ledger shows that the node leaves the pool, so the slice must be
+    withdrawn again.
     """
     bench = Bench()
     bench.leave()

@@ -133,7 +133,7 @@ class FakeNvml:
         self._call("init", 0)
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        # count only calls of the thread that takes readings, not of the thread that waits for Xid events
+        # count only the thread that takes readings, not the thread that waits for Xids
         self.counted += threading.current_thread().name == "nvml"
         if self.count_answers:
             raise self.count_answers.pop()
@@ -439,9 +439,7 @@ async def test_how_busy_gpus_and_processes_are_is_read_where_the_driver_says_it(
 async def test_samples_next_to_a_step_of_the_clock_are_dropped(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, step_s: float
 ) -> None:
-    """After a step of the clock, a sample's time stamp may lie outside the turn in which the work ran. The work would
-    then count as beyond the turns.
-    """
+    """After a step of the clock, a sample's time stamp may lie outside the turn in which the work ran."""
     second = 1_000_000
     nvml.processes = {("compute", 0): [SimpleNamespace(pid=7, usedGpuMemory=5)]}
     shift, wall = [0.0], time.time_ns

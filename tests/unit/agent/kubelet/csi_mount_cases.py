@@ -137,8 +137,7 @@ async def a_volume_reaches_other_mount_namespaces_read_only(root: Path) -> None:
     source, target = node.tenant(), node.target()
     subprocess.run(["mount", "--bind", node.pods, node.pods], check=True)
     subprocess.run(["mount", "--make-shared", node.pods], check=True)
-    # The `host` process shares mount propagation with this one, as a host does with a container of propagation
-    # Bidirectional. So it sees the mounts made here.
+    # `host` sees the mounts made here, as a host sees the mounts of a container with Bidirectional propagation.
     command = ["unshare", "--mount", "--propagation", "unchanged", "sh", "-c", "echo ready; read line"]
     host = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert host.stdin is not None

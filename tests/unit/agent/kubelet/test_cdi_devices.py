@@ -147,7 +147,7 @@ def test_a_changed_file_is_read_again_and_a_deleted_one_is_dropped(folders: tupl
 
 
 def program(folder: Path, script: str) -> Path:
-    """Write an executable script in place of the program nvidia-ctk on the node."""
+    """Write an executable script in place of nvidia-ctk."""
     path = folder / "nvidia-ctk"
     path.write_text("#!/bin/sh\n" + textwrap.dedent(script))
     path.chmod(0o755)

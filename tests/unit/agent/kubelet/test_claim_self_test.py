@@ -131,8 +131,8 @@ def test_another_process_has_no_part_in_it(node: Node, mounted: list[tuple[str, 
 
 
 def test_its_process_has_no_part_in_the_other_self_test(node: Node) -> None:
-    """The process of the claim's self-test gets GPUs by its claim. The node's self-test (test_self_test.py) must not
-    report that as GPUs that a process got without a share.
+    """This process gets GPUs by its claim. The node's self-test (test_self_test.py) must not mistake that for GPUs
+    without a share.
     """
     node.run(7, MARK, BROUGHT)
     other = SelfTest(node.state, accept_injection=False, changed=lambda: None, proc=node.proc)

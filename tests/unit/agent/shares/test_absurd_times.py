@@ -35,9 +35,7 @@ def played(directory: Path, play: Callable[[TenantRegistry], Awaitable[None]]) -
 
 
 async def connected_with_pulse(tenants: TenantRegistry) -> tuple[Client, mmap.mmap]:
-    """Connect a client of the lying tenant. Return the client and its mapped pulse page, into which the test writes
-    false times.
-    """
+    """Connect a client of the lying tenant. Return the client and its mapped pulse page."""
     client = await Client.connect(tenants.directory("liar"), hello=False)
     client.send(protocol.Hello(1, protocol.PULSE_VERSION))
     for _ in range(1000):

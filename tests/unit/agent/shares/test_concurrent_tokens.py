@@ -40,7 +40,6 @@ class EagerProcess:
         self._samples = self.launches = 0
 
     def send(self, frame: protocol.AgentFrame) -> None:
-        """Handle a grant or a revocation."""
         if isinstance(frame, protocol.Grant):
             self.grant, self._revoked = frame, False
             self.concurrent.add(frame.concurrent)
@@ -80,7 +79,7 @@ def begin(
     tokens: Tokens, versions: dict[str, int], together: dict[str, list[bool]] | None = None
 ) -> list[EagerProcess]:
     """Let a process of each tenant connect and request the token. `versions`: each tenant's protocol version.
-    `together`: gets, by tenant, the reports that other tenants begin (True) or cease (False) to hold its GPU."""
+    `together`: receives, by tenant, whether other tenants begin (True) or cease to hold its GPU."""
     processes = []
     for name, version in versions.items():
         tokens.set_tenant(
@@ -171,8 +170,8 @@ async def test_counters_of_a_process_that_has_exited_are_not_lost_or_counted_twi
 
 
 async def test_launches_count_to_the_span_in_which_they_were_made(tokens: Tokens, clock: Clock) -> None:
-    """The scheduler divides time into spans, which end when a process drains or the accounts are read. At each end, all
-    launches so far must be counted.
+    """A span of time ends when a process drains or the accounts are read. At each end all launches so far must be
+    counted.
     """
     processes = begin(tokens, {"a": protocol.VERSION_MAX, "b": protocol.VERSION_MAX})
     for _ in range(1000):

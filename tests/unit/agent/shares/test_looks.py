@@ -60,8 +60,8 @@ class Process:
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Raise the patience (the time after which a process counts as silent) to 50 ms, because a busy machine may delay a
-    thread of the test.
+    """Raise the patience (time until a process counts as silent) to 50 ms, because a busy machine may delay a
+    thread.
     """
     for module in (tokens_module, silence):
         monkeypatch.setattr(module, "PATIENCE_MOST_NS", 50_000_000)
@@ -129,8 +129,8 @@ def test_who_holds_after_another_is_watched_while_a_neighbour_of_another_gpu_is(
 
 @pytest.mark.promise("time-starved")
 def test_a_holder_is_watched_from_the_first_waiting_tenant_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While no tenant waits, a stopped holder is left alone. Once one waits, the holder is barred. The patience is 300
-    ms, so that a busy machine makes no other tenant seem silent.
+    """A stopped holder is barred only once another tenant waits. The patience is 300 ms, so that a busy machine makes
+    no tenant seem silent.
     """
     for module in (tokens_module, silence):
         monkeypatch.setattr(module, "PATIENCE_MOST_NS", 300_000_000)

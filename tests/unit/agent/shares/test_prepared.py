@@ -1,6 +1,4 @@
-"""Prepared hand-offs, which the event loop's wait carries out in C without waking Python, between processes with real
-sockets.
-"""
+"""Prepared hand-offs, which the event loop's wait carries out in C, between processes with real sockets."""
 
 from __future__ import annotations
 
@@ -63,7 +61,6 @@ class Two:
         self.tokens.set_tenant(name, (GPU0,), request_milli=0, limit_milli=500, contended=nothing, bar=nothing)
 
     def silence(self) -> None:
-        """Let the agent find the holder silent."""
         self.tokens._tokens["a"].silence = Judged()
         self.tokens._listen(False)
 
@@ -73,13 +70,11 @@ class Two:
         self.tokens.gpu_time(GPU0)
 
     def revoke(self) -> None:
-        """Revoke the holder's grant."""
         self.due.append(TokenRevocation("a", self.held))
         self.tokens._pump()
 
     @property
     def prepared(self) -> bool:
-        """True if the hand-off is prepared."""
         return bool(_place().socket >= 0)
 
     @property
@@ -384,7 +379,7 @@ def test_whatever_changes_of_a_gpus_tenants_what_is_prepared_is_dropped_at_once(
 
 
 def test_an_agent_that_ends_hands_nothing_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the agent closes its tokens, the next agent may already serve, so the first must grant nothing more."""
+    """The next agent may already serve, so this one must grant nothing more."""
 
     async def play(world: Two) -> None:
         world.tokens.close()

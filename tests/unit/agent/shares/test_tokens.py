@@ -177,8 +177,8 @@ async def test_the_next_tenant_is_granted_once_every_process_has_announced_its_l
 async def test_a_process_that_drains_and_wants_more_joins_the_grant_without_end_of_its_sibling(
     tokens: Tokens, clock: Clock
 ) -> None:
-    """DRAINED with `wanting` arrives if the process was idle, and one of its threads launched while its gate closed.
-    The sibling still holds the grant, so the process joins it again.
+    """The process was idle, and one of its threads launched while its gate closed. The sibling still holds the grant,
+    so the process joins it again.
     """
     add(tokens, "a")
     one, sibling = Process(1), Process(2)
@@ -216,8 +216,8 @@ async def test_a_process_that_drains_and_wants_more_joins_its_siblings_grant_whe
 async def test_a_process_that_asks_again_after_an_earlier_grant_joins_its_siblings_present_one(
     tokens: Tokens, clock: Clock
 ) -> None:
-    """The process was preempted, and its unfinished work waits for its next launches. When it requests the token, its
-    sibling holds a later grant, which it must join at once."""
+    """The unfinished work of the preempted process waits for its next launches. Its sibling holds a later grant, which
+    the process must join."""
     add(tokens, "a", "b")
     one, sibling, other = Process(1), Process(2), Process(3)
     tokens.want("a", one)
@@ -238,9 +238,7 @@ async def test_a_process_that_asks_again_after_an_earlier_grant_joins_its_siblin
 async def test_a_renewal_is_not_sent_to_a_process_that_has_not_drained_an_earlier_grant(
     tokens: Tokens, clock: Clock
 ) -> None:
-    """A process that has not drained its earlier grant would ignore a renewal of another. The agent would then ignore
-    the process's frames about the earlier grant.
-    """
+    """The process would ignore the renewal of another grant, and the agent its frames about the earlier one."""
     stopped, waiter, _ = await holder_and_waiter(tokens, clock)
     sibling = Process(3)
     sibling.beats(clock)
@@ -482,9 +480,7 @@ async def test_a_holder_that_has_not_taken_note_of_its_grant_passes_the_gpu_on(t
 
 @pytest.mark.promise("time-starved")
 async def test_a_tenant_that_is_stopped_again_and_again_is_found_sooner(tokens: Tokens, clock: Clock) -> None:
-    """After three stops the tenant's patience is shortest: it is found silent 1 ms after its grant, although it has
-    given no sign of life under that grant.
-    """
+    """After three stops the tenant is found silent 1 ms after its grant, before any sign of life under that grant."""
     stopped, busy, barred = await holder_and_waiter(tokens, clock)
     for _ in range(3):
         clock.now += 6 * MS
@@ -510,9 +506,7 @@ async def test_a_tenant_that_is_stopped_again_and_again_is_found_sooner(tokens: 
 async def test_a_tenant_that_stands_still_while_it_waits_is_passed_over_when_its_turn_comes(
     tokens: Tokens, clock: Clock, stands_still: bool
 ) -> None:
-    """A tenant that was found silent waits for its next turn. It gets the turn if it gives signs of life while it
-    waits, and is passed over otherwise.
-    """
+    """A tenant that was found silent gets its next turn only if it gives signs of life while it waits."""
     stopped, busy, barred = await holder_and_waiter(tokens, clock)
     clock.now += 6 * MS
     await looks(tokens)
@@ -674,8 +668,8 @@ async def test_a_tenant_of_a_closed_gpu_loses_the_token_at_once_and_gets_none(to
 
 
 async def test_no_process_joins_a_grant_that_was_taken_when_a_gpu_was_closed(tokens: Tokens) -> None:
-    """A closed and opened GPU leaves a revoked grant whose gate is barred. A process that joined it would return the
-    token at once, again and again.
+    """The gate of the revoked grant is barred, so a process that joined the grant would return the token at once, again
+    and again.
     """
     add(tokens, "a")
     one, sibling, late = Process(1), Process(2), Process(3)

@@ -75,8 +75,8 @@ class Watched(KeptDescriptors):
 
 @pytest.mark.promise("install-no-gap")
 def test_an_agent_that_ends_while_it_takes_a_socket_over_or_makes_one_anew_passes_that_on(tmp_path: Path) -> None:
-    """The agent takes the kept socket, then a thread reads the disk for milliseconds, then it listens. An end in
-    between must still pass the socket on.
+    """The agent takes the kept socket, reads the disk for milliseconds, and then listens. An agent that ends in between
+    must pass the socket on.
     """
     (tmp_path / "tenants" / "a").mkdir(parents=True)
     left, mark = tenant_socket.listen(tmp_path / "tenants" / "a")
