@@ -32,8 +32,7 @@ _FLOCK = struct.Struct("=hhxxxxqqixxxx")
 _CLIENT_BYTES = _CLIENT.size + _USAGE.size * MAX_DEVICES
 _CLIENTS_AT = _HEADER.size + _DEVICE.size * MAX_DEVICES
 _STATE_BYTES = _CLIENTS_AT + _CLIENT_BYTES * MAX_CLIENTS
-"""Bytes of the file that this module reads. A table of shared memory, which only the double reads, follows in the file.
-"""
+"""Bytes of the file that this module reads. A table of shared memory follows in the file."""
 _SHARES_BYTES = 512 * (48 + 2 * MAX_CLIENTS)
 _CLIENT_LOCK_BYTE = 1 << 25
 _F_OFD_GETLK = 36
@@ -46,9 +45,9 @@ class DeviceState:
     uuid: str
     model: str
     memory: int
-    """Bytes."""
+    """Memory of the GPU in bytes."""
     busy_until: int
-    """CLOCK_MONOTONIC, ns."""
+    """Time up to which the device has work, CLOCK_MONOTONIC in ns."""
 
 
 @dataclass(frozen=True)

@@ -38,8 +38,7 @@ _REMEMBERED = 50_000
 """Number of changes by which a watch may be behind before it gets 410."""
 _YOUNG = 50_000
 """Number of new Python objects between two garbage collections, which examine only these objects. A full collection
-would stop the double for half a second at 700 nodes. A real API server has no such stops, so they would falsify the
-measured latencies.
+would stop the double for half a second at 700 nodes. A real API server has no such stops.
 """
 _BOOKMARK_S = 60.0
 """Seconds between two bookmarks, as in the real API server."""

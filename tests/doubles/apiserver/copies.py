@@ -1,4 +1,4 @@
-"""Copies of JSON values."""
+"""Fast deep copies of JSON values."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Lines of a watch that break the protocol, to test that a client survives them. A real API server does not send them,
-but a proxy, a bug or another version of an API server may.
+"""Lines of a watch that break the protocol. A real API server does not send them, but a proxy, a bug or another version
+of an API server may.
 """
 
 from __future__ import annotations

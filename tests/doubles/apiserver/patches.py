@@ -1,7 +1,7 @@
 """The three patches of Kubernetes: JSON Patch (RFC 6902), merge patch (RFC 7386), server-side apply. Pure.
 
-Server-side apply records an owner (manager) for each leaf. A map has leaves for its fields. A list of objects with a
-`type` (conditions) has leaves for the fields of each entry. Every other list is one leaf.
+Server-side apply records the manager of each leaf: each field of a map, and of each entry in a list of objects with a
+`type` (conditions). Every other list is one leaf.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ _PACE_S = 1.0
 _MEMORY = 80 << 30
 """Bytes of memory of one GPU, as a large GPU has."""
 _TICK_S = 0.1
-"""Seconds between two checks for due writes of Leases and usage. Each check writes for a part of the nodes, so a short
-interval spreads the writes evenly.
+"""Seconds between two checks for due writes of Leases and usage. A short interval spreads the writes of all nodes
+evenly.
 """
 
 
@@ -63,7 +63,6 @@ class Players:
         self._beating = asyncio.create_task(self._beat())
 
     async def stop(self) -> None:
-        """Stop all tasks."""
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
@@ -135,7 +134,7 @@ class Players:
             try:
                 self._storage.finish_deletion(kind, *where)
             except Refused:
-                return  # the object is already deleted
+                return  # the Pod was deleted before this reaction ran
         elif not spec.get("nodeName"):
             if not spec.get("schedulingGates"):
                 node = _pin(spec) or self._nodes[next(self._turns) % len(self._nodes)]

@@ -143,7 +143,6 @@ class ApiServer:
         return [call for call in self.calls if (call.verb, call.kind.plural) == (verb, plural)]
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Answer one request."""
         try:
             body, query = await request.read(), dict(request.query)
             call = self.parse(request.method, request.path, query, request.content_type, body)
@@ -316,7 +315,7 @@ class ApiServer:
 
     async def watch(self, call: Call) -> AsyncIterator[bytes]:
         """Yield the lines of a watch (with bookmarks, if the client requested them) until the client's timeout, a cut,
-        or an error. The first value is empty: it shows that the watch is accepted. Before it, raises `Refused` (410).
+        or an error. The first value is empty, after the watch was accepted; else raises `Refused` (410).
         """
         kind, query, loop = call.kind, call.query, asyncio.get_running_loop()
         since = int(query.get("resourceVersion") or self.storage.version)

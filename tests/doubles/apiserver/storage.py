@@ -71,7 +71,7 @@ class Storage:
         self._spoiled: dict[str, bytes] = {}
         """For each uid: text that replaces the object's spec in answers. Tests use text that a client cannot parse."""
         self._texts: OrderedDict[str, tuple[Json, bytes]] = OrderedDict()
-        """Cache of JSON texts. For each resourceVersion: the object with that version, and its text."""
+        """Cache of JSON texts. For each resourceVersion: the object and its text."""
         self._owners: dict[str, dict[patches.Path, str]] = {}
         self._version = 100
         self._compacted = 0
@@ -223,7 +223,7 @@ class Storage:
         if since < self._compacted:
             raise expired(f"too old resource version: {since} ({self._compacted})")
         events = []
-        news = max(0, self._version - since)  # each version is one change
+        news = max(0, self._version - since)  # each version is one change, of any kind
         for change in self.history[-news:] if news else ():
             if change.kind is not kind:
                 continue

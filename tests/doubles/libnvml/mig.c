@@ -47,8 +47,7 @@ struct compute_profile {
     unsigned id, slices, instances, multiprocessors, copy_engines, decoders, encoders, jpeg, ofa;
 };
 
-/* Handles of MIG devices are addresses in this array. The GPU instance and the compute instance of a MIG device have
- * the same handle as the device. */
+/* Handles of MIG devices are addresses in this array. Its GPU and compute instances have the same handle. */
 static const char handles[FAKE_DEVICES][INSTANCES];
 
 bool fake_mig_mode(void) {

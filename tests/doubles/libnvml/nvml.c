@@ -357,8 +357,8 @@ EXPORT int nvmlDeviceGetRemappedRows(void *handle, unsigned *one, unsigned *two,
     return device_of(handle) < 0 ? NVML_INVALID_ARGUMENT : NVML_NOT_SUPPORTED;
 }
 
-/* The last samples of a device. rows[0..count): for each process that has worked, its part of the time since the
- * samples before. busy_ns[client]: device time up to these samples. */
+/* The last samples of a device. rows: each process that has worked, with its part of the time since the samples before.
+ * busy_ns: device time of each client so far. */
 struct samples {
     uint64_t at;                                   /* CLOCK_MONOTONIC, ns */
     uint64_t stamp;                                /* CLOCK_REALTIME in us, like the real driver's time stamps */

@@ -1,4 +1,4 @@
-/* Functions that the sources of this double share. */
+/* Error codes and functions that the sources of the double of NVML share. */
 #pragma once
 
 #include <stdbool.h>
