@@ -46,7 +46,7 @@ _TO_MISUSED = 7 * 8
 _TO_BEHIND = (8 + len(KINDS)) * 8
 """Bytes from `submitted` to `behind` in the double's counts of a process."""
 _BACK_TO_PID = 8
-"""Bytes from a process's counts of the first device back to its pid."""
+"""Bytes from the double's counts of a process for the first device back to its pid."""
 
 
 class Counts:

@@ -106,7 +106,9 @@ def test_bytes_of_a_closed_descriptor_go_back_to_the_agent(make_check: MakeCheck
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_a_process_that_has_given_up_its_rights_goes_on_and_counts(make_check: MakeCheck) -> None:
-    """After the process has given up root, most of its files in /proc belong to root."""
+    """After the process has given up root, most of its files in /proc belong to root. The hook must
+    still notice closed descriptors.
+    """
     check = make_check()
     descriptors = [exported(check)]
     check.probe.ok("become_nobody")

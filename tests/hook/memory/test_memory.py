@@ -174,7 +174,8 @@ def test_small_allocations_seldom_ask(tenant: Tenant) -> None:
     for _ in range(1000):
         probe.ok("alloc", 2000)
     client = agent.client()
-    given_back = len(agent.frames(client, Release))  # idle credits go back if the allocations take long
+    # Each return of idle credits, on a slow machine, causes one more request
+    given_back = len(agent.frames(client, Release))
     assert len(agent.frames(client, Reserve)) <= 1 + given_back
 
 

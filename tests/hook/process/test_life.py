@@ -22,7 +22,9 @@ from sharepod.protocol import Drained, Grant, Want
 
 
 def test_spawned_programs_have_sessions_of_their_own_and_the_parent_goes_on(tenant: Tenant, lives: list[Life]) -> None:
-    """posix_spawn and vfork share the parent's memory until the exec."""
+    """A child of posix_spawn or vfork uses the parent's memory until the exec, and must not use the parent's
+    session.
+    """
     agent = generous(tenant)
     life = begin(lives, tenant, "spawning")
     life.hears("done")

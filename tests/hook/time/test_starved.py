@@ -229,7 +229,7 @@ def test_time_for_which_a_process_was_stopped_does_not_put_off_the_end_that_it_f
     agent = tenant.agent()
     process = tenant.loop("--kernel-us", "2000", "--event-every", "1000000", FAKE_CUDA_AHEAD_MS="200")
     client, _ = metered(tenant, agent, launches=100)
-    agent.on_want = lambda client: agent.next_grant(metered=True)  # a delayed program may return the token
+    agent.on_want = lambda client: agent.next_grant(metered=True)  # grant again: a delayed program may return the token
 
     def beyond() -> int:
         """Stop the process for a while. Return by how many ns its work ended before the end that it had reported."""
@@ -277,7 +277,7 @@ def test_the_end_of_work_that_was_launched_without_metering_is_not_known(tenant:
     agent.grant(client, 100, metered=True)  # the hook measures the duration of its kernels under this grant
     agent.next_frame(client, Drained, timeout=30)
     agent.wait_asked(client, 2)
-    agent.on_want = lambda client: agent.next_grant()  # a delayed program may return the token
+    agent.on_want = lambda client: agent.next_grant()  # grant again: a delayed program may return the token
     agent.grant(client)
     tenant.until(lambda: tenant.submitted() > 400, "two seconds of work")
     agent.send(client, Grant(agent.last_grant.grant_id, 60_000_000_000, 1, metered=True, renews=True))

@@ -1,4 +1,4 @@
-"""The agent's event loop and its timers."""
+"""The agent's event loop (OnTimeLoop): precise timers, silence watch and alarm."""
 
 from __future__ import annotations
 

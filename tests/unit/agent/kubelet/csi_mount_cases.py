@@ -179,7 +179,7 @@ async def a_volume_that_is_mounted_no_more_is_not_published(root: Path) -> None:
     node = Node(root)
     target = node.target()
     await node.volumes().publish(target=target, tenant_id="tenant-a", source=node.tenant())
-    subprocess.run(["umount", target], check=True)  # after a reboot the volume is not mounted either
+    subprocess.run(["umount", target], check=True)  # as after a reboot
     volumes = node.volumes()
     assert volumes.published("tenant-a") == ()
     assert volumes.pods("tenant-a") == {"pod-1"}
