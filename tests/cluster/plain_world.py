@@ -70,7 +70,7 @@ def line_pod(
 
 
 def answer(api: Api, body: Object, namespace: str = "default") -> str:
-    """Return the API server's refusal of a Pod; empty if it takes it."""
+    """Return the API server's refusal of a Pod, or an empty string if the API server accepts the Pod."""
     try:
         api.create(f"/api/v1/namespaces/{namespace}/pods", body, dryRun="All")
     except ApiError as error:

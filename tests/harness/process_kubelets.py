@@ -43,7 +43,7 @@ class PodProcess:
 
 
 class ProcessKubelets(FakeKubelets):
-    """Player of the kubelets of some fake nodes, with one process for each pod.
+    """Simulated kubelets of some fake nodes, with one process for each pod.
 
     Args:
         api: The API server.

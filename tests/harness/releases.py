@@ -23,7 +23,7 @@ _VERSION_PACKAGES = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/vers
 
 
 class Built(Protocol):
-    """Programs of one release, as they are built."""
+    """Description of one release's build: sources, flags and packages of its programs."""
 
     @property
     def name(self) -> str:

@@ -132,7 +132,7 @@ def _status(machine: RealNode, pid: str) -> dict[str, str]:
     lines = machine.real.run("cat", f"/proc/{pid}/status").stdout.splitlines()
     fields = dict(line.split(":", 1) for line in lines)
     values = {name: fields[name].split() for name in _STATUS}
-    # the second value, if there is one, is of the effective user
+    # the second value of a field, if there is one, is the effective user's
     return {name: value[min(1, len(value) - 1)] for name, value in values.items()}
 
 

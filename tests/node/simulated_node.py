@@ -18,7 +18,7 @@ PATIENCE_S = 60.0
 
 @contextmanager
 def simulated_node(folder: Path, gpus: Sequence[tuple[str, str, str]]) -> Iterator[tuple[Cluster, RealNode]]:
-    """In the block, run the cluster with one node in pool `dedicated`.
+    """Run, during the block, the cluster with one node in pool `dedicated`.
 
     `folder`: folder for the inventory. `gpus`: UUID, model and memory of each GPU.
     """

@@ -24,7 +24,7 @@ LARGE_LIMIT_MIB = 1024
 
 
 def foreign_pod(name: str, *, node: str | None = None, text: str = "", **requests: str) -> Object:
-    """Return a Pod without a tenant; no player starts it."""
+    """Return a Pod without a tenant; no simulated kubelet starts it."""
     container: dict[str, Any] = {"name": "main", "image": "test", "resources": {"requests": requests}}
     if text:
         container["env"] = [{"name": "TEXT", "value": text}]

@@ -1,4 +1,4 @@
-"""ResourceClaims as requests, and their refusals with advice."""
+"""ResourceClaims read as requests for shares, and refusals of claims with advice."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ async def test_the_echo_of_an_own_write_is_no_refusal(world: World) -> None:
     world.claim()
     world.pod_with("share")
     await placed(world)
-    await world.claims.reconcile(world.claim_uid())  # the watch has not shown its own writes yet
+    await world.claims.reconcile(world.claim_uid())  # the watch has not shown the operator's own writes yet
     await world.claims.reconcile(world.claim_uid())
     await world.look_at_claim(times=2)
     assert world.claim_uid() in world.rows()
