@@ -1,10 +1,10 @@
-/* Rows with STREAM_ORPHAN show the end of work whose stream cannot be queried any more. A capture forbids the query,
- * and a destroyed stream has no handle. */
+/* A row with STREAM_ORPHAN shows, by its event, the end of work whose stream the hook cannot query any more: a capture
+ * forbids the query, or the program has destroyed the stream. */
 #include "time/captures.h"
 
 #include "time/waits.h"
 
-enum { SWEEP = 8 }; /* rows with STREAM_ORPHAN that are checked at each fence: limits their number between drains */
+enum { SWEEP = 8 }; /* rows with STREAM_ORPHAN that captures_fence checks and perhaps frees, to limit their number */
 
 /* Free some rows whose events have passed. Between drains no other code frees such rows. With the lock. */
 static void sweep(struct streams *streams) {

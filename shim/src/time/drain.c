@@ -184,7 +184,7 @@ void drain_begin(struct streams *streams) {
 }
 
 /* Return whether the row's stream has unfinished work. If a capture forbids the query, return whether the row is
- * `blind`: otherwise the stream's earlier work is before an event (R5, streams.h). */
+ * `blind`. The work of other rows is before an event (R5, streams.h), which the caller checks. */
 static bool unfinished(struct streams *streams, struct known_stream *row) {
     CUcontext popped;
     if (DRIVER(cuCtxPushCurrent_v2)(row->context->context) != CUDA_SUCCESS)

@@ -35,14 +35,15 @@ enum drain_left { DRAIN_LEFT_NOTHING, DRAIN_LEFT_WAITS, DRAIN_LEFT_RUNS };
  * one context exists. May wait for room in these streams, as the ungated work does. Any thread may call this, without
  * holding a lock. */
 void drain_before_ungated(struct streams *streams, CUstream named, CUcontext current);
-/* Record these events in the streams of a context; `context` NULL: of all contexts. `all`: also in streams that the
- * legacy stream does not wait for. */
+/* Do what drain_before_ungated does, in the streams of a context; `context` NULL: of all contexts. `all`: also in
+ * streams that the legacy stream does not wait for. */
 void drain_before_ungated_context(struct streams *streams, CUcontext context, bool all);
 /* Begin the drain: record events behind registered work that has no event behind it, where that is possible. */
 void drain_begin(struct streams *streams);
 /* Return whether all registered work has finished. */
 bool drain_poll(struct streams *streams);
-/* Return whether launches that the last drain has left behind waits of the program wait still, or run. */
+/* Return the state of the launches for which the last drain did not wait, because a wait of the program delays them
+ * (D6): none are left, all still wait, or some run. */
 enum drain_left drain_left(struct streams *streams);
 /* Return true if the launches into the queue's stream before the start of the drain have finished, or the stream has
  * ended. Any thread may call this. */

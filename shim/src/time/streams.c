@@ -158,8 +158,8 @@ static void unhold(const struct streams *streams, struct known_stream *row) {
     }
 }
 
-/* Remove the row's oldest wait, which has passed. After the last one, its threads need not expect a wait. With the
- * lock. */
+/* Remove the row's oldest wait, which has passed. After the last wait, clear the queues' marks for waits of the
+ * program. With the lock. */
 static void drop_wait(struct streams *streams, struct known_stream *row) {
     give_wait(streams, row);
     if (row->waits == NULL)
@@ -393,7 +393,7 @@ static void reap(struct streams *streams, struct slot *slot) {
         struct queue *queue = slot->ended;
         slot->ended = queue->slot_next;
         remembered_remove(&slot->remembered, remembered_key(queue->stream, NULL), queue);
-        if (stream_is_default(queue->stream)) /* the queue may be stored under either key */
+        if (stream_is_default(queue->stream)) /* the key may contain the context or not */
             remembered_remove(&slot->remembered, remembered_key(queue->stream, queue->context), queue);
         for (int i = 0; i < SLOT_RECENT; i++)
             if (slot->recent[i] == queue)

@@ -34,8 +34,8 @@
 /* Stream of a row whose own stream must not be used any more. The end of the row's work shows at the row's event. */
 #define STREAM_ORPHAN ((CUstream) ~(uintptr_t)0)
 
-/* A function of the program that a stream calls. The functions of a context may run one after another, so it may begin
- * long after its stream has reached it. */
+/* A function of the program that a stream calls. The functions of a context may run one after another, so the
+ * function may begin long after the stream has reached it. */
 struct host_call {
     CUhostFn function;
     CUstreamCallback callback; /* instead of `function`; NULL: none */
@@ -53,16 +53,16 @@ enum { CALL_RETURNED = 1, CALL_FORGOTTEN = 2 };
 struct program_wait {
     struct program_wait *next;
     struct host_call *call; /* the function that the stream waits for; NULL: the stream waits for something else */
-    CUevent before;         /* event behind launches before the wait that no other fence is behind; see `fences` */
+    CUevent before;         /* event between the wait and earlier launches that no fence covers; see `fences` */
     CUevent behind;         /* event before the first launch behind the wait, unless the wait is for a function */
-    bool fences;            /* such launches exist, and `before` is recorded behind them once `fenced` is set */
+    bool fences; /* earlier launches without a fence exist; `before` is recorded behind them once `fenced` is set */
     bool fenced;
-    bool unseen;     /* such launches exist, without an event */
+    bool unseen;     /* earlier launches without a fence exist, and no event could be recorded behind them */
     bool marked;     /* `behind` is recorded */
     uint64_t number; /* number of waits of the program up to this one */
     int thread;      /* thread that put the wait, or that records `behind` as the first to launch behind the wait */
     uint64_t others; /* number of launches into the stream by other threads, when `thread` was set */
-    bool crossed;    /* the row has no queues any more, and such launches may be on either side of the wait */
+    bool crossed; /* the row has no queues any more, and launches of other threads may be on either side of the wait */
 };
 
 /* Most events of the hook, behind waits of the program, in a stream that has room for 1,024 operations. */
@@ -118,8 +118,8 @@ struct known_stream {
     struct program_wait *waits, *last_wait; /* waits of the program that no look has found passed, in order. A stream
                                                that is no default stream has such entries */
     struct program_wait
-        *unmarked;            /* one of them, no function, behind which nothing was launched; NULL: there is none */
-    uint64_t launched_before; /* number of launches, of all its queues, before the last of them */
+        *unmarked; /* the wait of `waits`, not for a function, behind which nothing was launched; NULL: none */
+    uint64_t launched_before; /* number of launches of all its queues before `last_wait` */
     uint32_t places;          /* number of events of these waits that may be in the stream */
     bool crowded;             /* a thread has waited unsuccessfully for room for such events */
     uint64_t number;          /* in a row with STREAM_ORPHAN: number of waits of the program before `event` */
@@ -142,11 +142,11 @@ struct queue {
     uint32_t epoch; /* epoch of the context: the events end with that context */
     struct queue *stream_next, **stream_from;
     struct queue *slot_next, **slot_from;
-    bool awaited;       /* the drain waits for the event `last` */
-    uint64_t inside;    /* `sequence` of its slot at the last sample, if the thread was inside a launch then; else 0 */
-    uint64_t covered;   /* number of launches that are before the row's event */
-    uint64_t covering;  /* the same for the event that a thread records while `covering` of the row is set */
-    _Atomic bool ended; /* its stream or context has ended: the queue must not be used any more */
+    bool awaited;      /* the drain waits for the event `last` */
+    uint64_t inside;   /* `sequence` of its slot at the last sample, if the thread was inside a launch then; else 0 */
+    uint64_t covered;  /* number of launches that are before the row's event */
+    uint64_t covering; /* number of launches before the event that a thread records while the row's `covering` is set */
+    _Atomic bool ended;   /* its stream or context has ended: the queue must not be used any more */
     _Atomic bool departs; /* its context is ending or about to end */
     _Atomic bool calls;   /* its thread is in a driver call that uses the stream or the events of this queue */
     CUevent events[PACE_FENCES], tail;

@@ -23,9 +23,10 @@
 #define LOOK_ALONE (50 * SYS_MS) /* time between two checks while no tenant waits: an idle token then costs nothing */
 /* Time between two checks of work that a drain has left behind a wait of the program. */
 #define LOOK_LEFT (5 * SYS_MS)
-#define PERIOD (100 * SYS_MS)     /* period of the duty cycle: as long as the agent's longest quantum */
-#define LOCAL_LEAST SYS_MS        /* shortest window for which the gate is opened */
-#define WAKING (200 * SYS_MS)     /* a thread that has not run for this long after its opening is not waited for */
+#define PERIOD (100 * SYS_MS) /* period of the duty cycle: as long as the agent's longest quantum */
+#define LOCAL_LEAST SYS_MS    /* shortest window for which the gate is opened */
+/* Time after the gate opens for which the token is kept for threads that waited at the gate and have not launched. */
+#define WAKING (200 * SYS_MS)
 #define AHEAD SYS_MS              /* DRAINING is sent this long before the expected end: about the time of a hand-off */
 #define POLL_LEAST (50 * 1000ull) /* time between two polls of a drain that is about to end */
 #define POLL_MOST (2 * SYS_MS)    /* time between two polls of a longer drain */
@@ -34,7 +35,7 @@
 /* A launch that slept in a full queue of the driver has passed this long after the queue has room. */
 #define LATE (5 * SYS_MS)
 #define ASK_EACH (100 * SYS_MS) /* time between two requests for the token during an overdue drain (T3) */
-#define BARRED (250 * SYS_MS)   /* for this long after it was barred, a waiting process reports that it runs */
+#define BARRED (250 * SYS_MS)   /* a waiting process reports that it runs for this long after its gate was barred */
 #define OVERDUE (5 * SYS_MS)    /* after this time beyond its expected end, the end of a drain counts as not known */
 
 static uint64_t least(uint64_t a, uint64_t b) {

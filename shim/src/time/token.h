@@ -37,7 +37,7 @@ enum token_state {
     TOKEN_WANTED,  /* the token is requested: WANT was sent */
     TOKEN_HELD,    /* the gate is open */
     TOKEN_CLOSING, /* the gate is closed; threads may still be inside launches */
-    TOKEN_DRAINING /* no thread is waited for inside a launch; work is unfinished */
+    TOKEN_DRAINING /* the hook no longer waits for threads inside launches, but launched work is unfinished */
 };
 
 /* Content of a GRANT. */

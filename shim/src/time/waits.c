@@ -1,5 +1,5 @@
-/* If an event cannot be recorded, the wait is removed at the next look, and the drain waits for the launches behind it.
- */
+/* If the event of a wait cannot be recorded, the next check removes the wait's entry. The drain then also waits for the
+ * launches behind that wait. */
 #include "time/waits.h"
 
 #include "base/sys.h"
@@ -140,7 +140,8 @@ bool waits_left(struct streams *streams, const struct known_context *known, cons
     return false;
 }
 
-/* Return whether the stream's row has too many events. `late`: do not wait for them again. */
+/* Return whether the stream's row has too many events. `late`: the thread has waited in vain, so mark the row as one
+ * for which no thread waits again. */
 static bool crowded(struct streams *streams, CUstream stream, bool late) {
     bool full = false;
     lock(&streams->lock);

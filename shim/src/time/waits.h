@@ -19,8 +19,8 @@
  * the wait; NULL: the wait has no entry. `call`: the function of the program that the stream waits for, or NULL. An
  * entry for a function owns `call`. */
 struct program_wait *waits_hold(struct streams *streams, CUstream stream, CUcontext context, struct host_call *call);
-/* As waits_hold, before the launch of a graph that has a wait in it. Such a wait has no entry, because no drain may
- * ignore the rest of the graph. */
+/* Do what waits_hold does, before the launch of a graph that contains a wait. Such a wait has no entry, because no
+ * drain may ignore the rest of the graph. */
 void waits_hold_launch(struct streams *streams, CUstream stream);
 /* Note that the driver's call after waits_hold or waits_hold_launch has returned. */
 void waits_held(struct streams *streams);
@@ -36,11 +36,11 @@ void waits_mark(struct streams *streams, struct queue *queue);
 /* Return whether launches of the queue are behind a wait that has not passed. In the queue's thread. */
 bool waits_block(struct streams *streams, struct queue *queue);
 
-/* Remove a wait that the driver has refused at the next look. */
+/* Mark a wait whose call the driver has refused, so that the next check removes it. */
 void waits_cancel(struct streams *streams, struct program_wait *wait);
 /* Return a copy of this call that lasts until it has returned and its wait is over; NULL: no memory. */
 struct host_call *waits_keep_call(struct streams *streams, const struct host_call *call);
-/* Free a call that no wait has and that the driver does not make. */
+/* Free a call that belongs to no wait and that the driver will not make. */
 void waits_free_call(struct streams *streams, struct host_call *call);
 /* Note that the function has returned, or that it will not be called. */
 void waits_call_returned(struct streams *streams, struct host_call *call);

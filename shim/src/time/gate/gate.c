@@ -91,7 +91,7 @@ void gate_close(struct gate *gate) {
     if (gate->no_membarrier || membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) == 0)
         return;
     gate->no_membarrier = true; /* membarrier was forbidden after the start of the process */
-    sys_sleep(SETTLE);          /* only once: after this sleep, launches that began without a fence are visible */
+    sys_sleep(SETTLE);          /* only once: after this sleep, launches without a memory fence are visible */
 }
 
 void gate_set_captures(struct gate *gate, uint32_t captures) {

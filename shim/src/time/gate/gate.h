@@ -1,6 +1,6 @@
 /* The gate: one word that decides whether launches may pass, and a slot per thread that shows whether the thread is
- * inside a launch. An opening is a period in which it is open, a closing one in which it is closed. This header has the
- * functions of the hook thread; passage.h and fastpath.h have the functions of the program's threads.
+ * inside a launch. An opening is a period in which the gate is open, a closing a period in which it is closed. This
+ * header has the functions of the hook thread; passage.h and fastpath.h have the functions of the program's threads.
  *
  * Guarantees:
  * - G1 no-entry-after-clear: once gate_clear has returned true after gate_close, no thread is inside a launch, and no

@@ -16,8 +16,8 @@
 
 __thread struct slot *passage_slot;
 
-/* Number of slots used so far, also before a fork without handlers (musl, clone(2)). The thread that forked keeps its
- * old slot, so no other thread may get that slot. A plain variable, which a fork does not zero. */
+/* Number of slots used so far. A plain variable, because a fork zeroes the gate's count. After a fork without handlers
+ * (musl, clone(2)) the thread that forked keeps its slot, so no other thread may get that slot. */
 static _Atomic uint32_t slots_seen;
 
 void passage_after_fork(void) {

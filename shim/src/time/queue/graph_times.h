@@ -69,11 +69,11 @@ void graph_times_updated(struct graphs *graphs, struct streams *streams, CUgraph
 /* After an instantiation: record whether the graph or a child graph has a node that may wait for the program. Such
  * nodes are host functions, batches of memory operations, and waits for events or semaphores. */
 void graph_times_instantiated(struct graphs *graphs, CUgraphExec exec, CUgraph graph);
-/* Return whether any graph has such a node. Costs one load. */
+/* Return whether any graph has a node that may wait for the program. Costs one load. */
 static inline bool graph_times_any_waits(const struct graphs *graphs) {
     return atomic_load_explicit(&graphs->waits, memory_order_relaxed);
 }
-/* Return whether this graph has such a node. */
+/* Return whether this graph has a node that may wait for the program. */
 bool graph_times_waits(struct graphs *graphs, CUgraphExec exec);
 
 #endif

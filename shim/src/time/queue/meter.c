@@ -19,8 +19,9 @@
 #include "time/waits.h"
 
 #define PATIENCE SYS_SECOND /* ns, longest wait for a fence: longer than most kernels */
-/* ns beyond its due time for which the thread waits for a fence behind a wait of the program, in a queue that is not
- * wide: the longest window. While the duration of launches is unknown: a quarter of a quantum. */
+/* ns for which the thread still waits for a fence that is overdue, if the fence is behind a wait of the program and the
+ * queue is not wide: as long as the longest window. While the duration of launches is unknown: a quarter of a quantum.
+ */
 #define HELD_PATIENCE (5 * SYS_MS)
 #define HELD_PATIENCE_UNKNOWN (25 * SYS_MS)
 #define POLL_LEAST (20 * 1000ull)
@@ -52,8 +53,8 @@ static void set_due(struct queue *queue) {
     queue->due = queue->reported + (fences_each(queue) ? 1 : pace_passing(&queue->pace));
 }
 
-/* Store this queue in slot->recent, for the prediction of the thread's end. If it replaces another queue of this
- * opening, keep that queue's expected end in forgotten_end. */
+/* Store this queue in slot->recent, from which `foretell` predicts when the thread's work ends. If it replaces another
+ * queue of this opening, keep that queue's expected end in forgotten_end. */
 static void look_at(struct slot *slot, struct queue *queue) {
     struct queue **place = &slot->recent[hash_of((uintptr_t)queue, 0) % SLOT_RECENT];
     const struct queue *other = *place;
@@ -155,7 +156,7 @@ static bool held(const struct queue *queue) {
     return queue->places[0] > atomic_load(&queue->held_after);
 }
 
-/* Return the ns beyond its due time for which the thread waits for such a fence, in a queue that is not wide. */
+/* Return for how many ns the thread still waits for an overdue fence of that kind, in a queue that is not wide. */
 static uint64_t held_patience(const struct pace *pace) {
     return pace->estimate.launch_ns == 0 ? HELD_PATIENCE_UNKNOWN : HELD_PATIENCE;
 }
@@ -339,7 +340,7 @@ static void fence_stream(struct streams *streams, const struct slot *slot, CUstr
         fence_rest(streams, queue);
 }
 
-/* Record a fence behind the thread's launches into its own default stream. Do not if a wait of the program may be
+/* Record a fence behind the thread's launches into its own default stream. Record none if a wait of the program may be
  * unfinished there: the stream may be full, and this thread may have to end that wait. */
 static void fence_own(struct streams *streams, const struct slot *slot, CUcontext context) {
     struct queue *queue = queue_of(streams, slot, CU_STREAM_PER_THREAD, context);

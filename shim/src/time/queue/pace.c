@@ -1,6 +1,7 @@
-/* The number of launches in a window doubles, up to PACE_WINDOW_MOST, while a window takes less than WINDOW_SHORT. It
- * is halved, down to 1, while a window takes more than WINDOW_LONG. With shorter windows, the GPU would become idle
- * whenever the thread wakes up late. Windows of a wide queue are longer, so that the thread can do other work.
+/* A window is the launches between two fences (pace.h). It should take the GPU WINDOW_SHORT to WINDOW_LONG, so its
+ * number of launches doubles, up to PACE_WINDOW_MOST, while a window takes less. It is halved, down to 1, while a
+ * window takes more. With shorter windows, the GPU would become idle whenever the thread wakes up late. If the tenant
+ * holds the GPU alone (wide queue), windows take longer, so that the thread waits less often.
  *
  * A launch that would begin after the end of the quantum waits for the next quantum (PC2). So when the gate closes, at
  * most one launch of each stream is unfinished, and has begun. The announced end of the work, at which the agent grants
@@ -75,7 +76,7 @@ static void go_by(struct pace_estimate *estimate, bool shared) {
     estimate->shared = shared;
 }
 
-/* Start a new measurement: from now on, launches count as co-running (`touched`) only if other tenants co-run. */
+/* Start a new measurement of the launch duration. `touched` becomes true if other tenants co-run at any time of it. */
 static void look_anew(struct pace_estimate *estimate) {
     estimate->touched = estimate->co_runs & 1;
     go_by(estimate, estimate->touched);

@@ -59,7 +59,7 @@ struct pace_queue {
     bool carried;                   /* the launches come from an earlier opening that has not drained */
 };
 
-/* Number of launches that pass. */
+/* How many launches may pass before the thread must record the next fence. */
 struct pace_window {
     uint16_t size;          /* most launches between two fences; grows and shrinks with the time that they take */
     uint16_t quota;         /* launches between the last fence and the next one */
@@ -101,8 +101,8 @@ struct pace_look {
     uint64_t at;
 };
 
-/* Update whether other tenants co-run. `co_runs`: value of gate_co_runs. Call this before each other function, if time
- * has passed. */
+/* Update whether other tenants co-run. `co_runs`: value of gate_co_runs. Call this before any other function of this
+ * file, unless no time has passed since the last call. */
 void pace_others(struct pace *pace, uint64_t co_runs);
 /* Begin an opening of the gate that ends at `deadline`. `drained`: when all work of the last opening was seen to have
  * ended. */
@@ -110,11 +110,11 @@ void pace_open(struct pace *pace, uint64_t now, uint64_t deadline, struct pace_l
 /* Return true if launches of earlier openings may be unfinished. `drained`: last time at which all work was known to
  * have ended. */
 bool pace_undrained(const struct pace *pace, uint64_t drained);
-/* Begin an opening while launches of earlier openings are unfinished. Replaces pace_open. */
+/* Begin an opening while launches of earlier openings are unfinished. Call this instead of pace_open. */
 void pace_carry(struct pace *pace, uint64_t now, uint64_t deadline);
-/* Set whether the queue is wide. Call pace_open or pace_plan afterwards. */
+/* Set whether the queue is wide (PC1). Call pace_open or pace_plan afterwards. */
 void pace_widen(struct pace *pace, bool wide);
-/* Set whether the queue is kept short from the next window on. */
+/* Set whether the queue is kept short (PC4) from the next window on. */
 void pace_keep_short(struct pace *pace, bool keeps_short);
 /* Return the time at which the next launch is due. In a queue that is kept short: PACE_LEAD before the expected end of
  * the launched work. In other queues: `now`. */

@@ -15,8 +15,8 @@
 struct hold {
     bool noted;                /* waits_held must follow the driver's call */
     struct program_wait *wait; /* entry of the wait in the registry; NULL: none */
-    struct host_call *call;    /* the program's function, which the hook's function calls; NULL: the driver gets the
-                                  program's function itself */
+    struct host_call *call;    /* the program's host function, if the driver gets a function of the hook in its place;
+                                  NULL: the driver gets the program's function unchanged */
 };
 
 /* Before a wait that the program puts into the stream: record a fence behind the launches, then note the wait in the
