@@ -85,7 +85,7 @@ def main(argv: Sequence[str], early: EarlySockets) -> int:
         return 2
     logs.configure(settings.log_level, settings.log_format)
     if settings.mode is AgentMode.CLUSTER:
-        from sharepod.agent.cluster import run as _  # noqa: F401  before there is anything to keep waiting
+        from sharepod.agent.cluster import run as _  # noqa: F401  now, while no tenant waits for it
 
     if os.geteuid() == 0:
         try:

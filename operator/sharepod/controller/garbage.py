@@ -29,8 +29,8 @@ _YOUNG = 2_000
 would start one every ten decisions or so."""
 _LOOKS = 1
 """Collections of new objects before a collection that also visits their survivors, about 2 ms of work. With five times
-`_YOUNG` and a value of 3, that took 15 to 25 ms. Survivors then belong to Python's oldest generation, which only the
-daily collection visits. Of its 280,000 objects after 1,000 SharePods, only 400 were in unused cycles."""
+`_YOUNG` and a value of 3, the latter took 15 to 25 ms. Objects that survive it belong to Python's oldest generation,
+which only the daily collection visits. Of its 280,000 objects after 1,000 SharePods, only 400 were in unused cycles."""
 _NEVER = 1 << 30
 _PERIOD_S = 0.05
 """Seconds between two collections of new objects, whatever their number. At 400 SharePods a second, these are 4,000

@@ -1,8 +1,8 @@
 """Observer of the admission policy that refuses Pods with a resource line and no claim: finds out whether the policy is
 enforced.
 
-Nodes advertise the resources of the line only while it is. Without the policy, a Pod could be created whose line was
-not turned into a claim. While no node advertises the resources, no scheduler binds such a Pod.
+Nodes advertise the resources of the line only while the policy is enforced. Without the policy, a Pod could be created
+whose line was not turned into a claim. No scheduler binds such a Pod while no node advertises the resources.
 """
 
 from __future__ import annotations

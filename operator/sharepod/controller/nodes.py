@@ -176,7 +176,7 @@ class NodeReconciler:
         else:
             if node.pool in tuple(Pool) and (gpunode.spec.pool != node.pool or gpunode.spec.leaving):
                 self._ledger.add(name)
-                # no watch event shows that the last claim of a node that changes its pool has ended
+                # the pool changes once the last claim there has ended, which no watch event shows: check again
                 if gpunode.spec.pool is Pool.SCHEDULER:
                     self.queue.add_after(name, _LOOK_AGAIN_S)
             self._announce_gpus(gpunode)
@@ -248,7 +248,8 @@ class NodeReconciler:
         """Return True if a Node advertises enough of the line's resources for all shares in its ledger.
 
         Otherwise return False and enqueue the node, whose reconciliation writes the amounts. Return True in three more
-        cases: the Node has lacked the amounts for `_ADVERTISED_S`, no line is in use, or an object cannot be read.
+        cases: the Node has lacked the amounts for `_ADVERTISED_S`, the policy on Pods with a line is not enforced, or
+        the Node or GPUNode is missing or unreadable.
         """
         node, gpunode = self._state.nodes.named(name), self._state.gpunodes.named(name)
         if (

@@ -35,7 +35,7 @@ class _Order:
 
     - `names`: all of these nodes, including nodes that are unknown now.
     - `least`: by node, a lower bound of its cost by `SPREAD`.
-    - `heap`: the nodes ordered by that bound, with outdated entries.
+    - `heap`: the nodes, ordered by that bound. Outdated entries stay until they come first.
     - `seen`: number of changes of the cluster up to which the entries are current.
     - `there`: mask of the nodes with replicas, by index in the columns. `started_over`: the rebuild of the columns to
       which it belongs.
@@ -122,7 +122,7 @@ class BesideReplicas:
     def _changed_since(self, order: _Order, replicas: Collection[str]) -> list[str]:
         """Return the nodes with replicas, now or at the owner's last decision, that have changed since that decision.
 
-        It goes through the nodes with replicas or through the changes, whichever are fewer.
+        The search reads all nodes with replicas or all changes, whichever are fewer.
         """
         if self._version - order.seen > len(order.names) + len(replicas):
             return [name for name in {*order.names, *replicas} if self._changed.get(name, 0) > order.seen]

@@ -40,7 +40,7 @@ from .together import place_on, places_together
 QueueKey = tuple[int, int, str, str, str]
 
 _OVERDUE = -1
-"""Stands for the standing of an overdue request in `head_key`: less than any standing, so the request comes before all
+"""Standing of an overdue request in `head_key`: lower than the standing of any namespace, so the request precedes all
 others of its priority."""
 
 

@@ -47,9 +47,11 @@ _JOINS_NS = 20 * _MS
 """Time for which a tenant with credit co-runs however much work the lead loses: 20 ms. Tenants with longer bursts of
 work wait for their turn."""
 _BACKOFF_NS = 200 * _MS
-"""First back-off after a window without gain: 200 ms. It doubles each time."""
+"""Time for which no tenant fills gaps on the GPU after a window without gain: 200 ms. It doubles with each further such
+window."""
 _BACKOFF_MOST_NS = 5_000 * _MS
-"""Longest back-off: 5 s. Then two busy tenants lose at most 8 % of the work of 25 ms in every 5 s."""
+"""Longest time for which no tenant fills gaps: 5 s. Then two busy tenants lose at most 8 % of the work of 25 ms in
+every 5 s."""
 _LIMIT_MARGIN = 1.02
 """Factor by which a limit must exceed the holding time that the tenant needs to get its request while it co-runs."""
 _WAKE_AFTER_NS = 1 * _MS
@@ -369,7 +371,7 @@ class CoRunning:
             hold: The lead's hold.
             runners: Its co-runners.
             waiting: True if other tenants wait that may co-run.
-            hopeful: True if one of them may gain by co-running, or if that cannot be predicted yet.
+            hopeful: True if one of these waiting tenants may gain by co-running, or if that cannot be predicted yet.
         """
         moments = self._members.due(gpu, lead)
         account, progress = lead.account, lead.progress

@@ -8,7 +8,7 @@ Guarantees:
 - A forecast charges accounts up to now and changes nothing else.
 
 The lags of waiting tenants grow at the same speed. So their order stays until one of them gets credit or has waited
-longer than `patience_ns`. The holder can only fall behind them.
+longer than `patience_ns`. The holder's lag falls, so the holder can only lose places to waiting tenants.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ class Foresight:
         return until
 
     def _not_anticipated_since(self, now: int, gpu: str, first: TokenTenant, holder: TokenTenant) -> int:
-        """Return the moment from which the GPU is granted to `first` and not kept idle for any tenant that sleeps
-        now.
+        """Return the moment from which the GPU is no longer kept idle for a tenant that sleeps now, so that `first`
+        gets it.
         """
         since = now
         if self._kept_waiting_by_none(now, first):
@@ -160,8 +160,8 @@ class Foresight:
         return since
 
     def _kept_waiting_by_none(self, now: int, first: TokenTenant) -> bool:
-        """Return True if the GPU is granted to `first` at once, whichever tenant sleeps: `first` woke with credit, or
-        has waited long with credit."""
+        """Return True if the GPU is never kept idle for a pausing tenant instead of being granted to `first`: `first`
+        has credit, and woke from a sleep or has waited for `idle_patience_ns`."""
         waited_long = now - _since(first) >= self._parameters.idle_patience_ns
         return first.account.assured > 0 and (first.woke_with_credit or waited_long)
 
@@ -215,7 +215,7 @@ class Foresight:
         competing = [tenant for tenant in waiting if tenant.account.request_milli]
         if holder is not None and holder.account.request_milli:
             if holder.account.lag_ns() <= CREDIT_KEPT_NS:
-                full = self._parameters.assured_burst_ns  # no credit, so none in common with others
+                full = self._parameters.assured_burst_ns  # without credit of the holder, nothing is cancelled
             elif holder.account.lag_ns() > full:
                 return now - 1
         elif len(competing) == 1:

@@ -378,7 +378,7 @@ class Occupancy:
             return
         launches = [tenant.progress.span() for tenant in tenants]
         if not together:
-            return  # one of them yields: the span measures neither
+            return  # one tenant yields to the other, so the span shows the progress of neither
         for tenant in tenants:
             tenant.account.refund(tenant.progress.joined(begin))
         self._settle_together(now, gpu, tenants)

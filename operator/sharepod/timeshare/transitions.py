@@ -350,8 +350,8 @@ class HoldTransitions:
 
     def _renew(self, now: int, tenant: TokenTenant) -> list[Action]:
         """If the tenant would also get the next turn, renew its hold, and the holds of its group that end at the same
-        time. For turns of other members that begin with it, mark their GPUs as changed, so that the next tick grants
-        them."""
+        time. If other members must begin their turns with the renewed one, mark their GPUs as changed, so that the next
+        tick grants these turns."""
         terms: list[Action] = []
         for turn in self._policy.renewal(now, tenant):
             hold = turn.tenant.hold

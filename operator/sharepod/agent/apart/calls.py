@@ -178,7 +178,7 @@ class Pods:
 
 @dataclass(frozen=True)
 class LedgerHeader:
-    """Pool and holders of a ledger, sent before its rows."""
+    """Pool of a node, and Pods that hold GPUs of NVIDIA's device plugin for SharePod. Sent before the ledger's rows."""
 
     pool: Pool
     holders: tuple[PluginHolder, ...]

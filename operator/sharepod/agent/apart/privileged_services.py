@@ -53,7 +53,7 @@ _CONNECTED_MAX = 65_536
 
 @dataclass(frozen=True)
 class _Opened:
-    """Open files of one tenant. `handover`: its handover file; `left`: state of an earlier agent."""
+    """Open files of one tenant. `handover`: its handover file; `left`: its state, as an earlier agent left it there."""
 
     handover: int
     slots: int
@@ -83,7 +83,7 @@ class PrivilegedServices:
         self.owner_of: OwnerOf = lambda pid: None
         self.replaced: Replaced = nothing_replaced
         self.review: Review | None = None
-        """Has the API server review a reader of metrics; None if every reader is allowed."""
+        """Function that asks the API server whether a client may read the metrics. None: every client may."""
         self.rows: Mapping[str, Tenant] = {}
         """Rows of the ledger by id, including rows that are being applied."""
         self.known = False

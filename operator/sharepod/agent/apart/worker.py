@@ -90,7 +90,7 @@ class Worker:
         """Serve until the privileged process calls for the end, or the supervisor has exited. Return the exit
         status."""
         agent = self._agent
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # the privileged process ends the worker
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # ignored: the privileged process ends the worker
             self._loop.add_signal_handler(number, lambda: None)
         ControlEnd(self._control, self._line, self._ended.set)
         http = await endpoints.serve(agent, self._guard(), self._http)

@@ -39,8 +39,8 @@ def irregular(interval_s: float, drawn: float) -> float:
 
 
 class SurchargeMeter:
-    """Meter of one tenant's surcharges on one GPU. Values are kept for each length that samples may have, and the least
-    of them counts."""
+    """Meter of one tenant's surcharges on one GPU. NVML does not report the length of its samples, so a value is kept
+    for each possible length, and the least value counts."""
 
     def __init__(self) -> None:
         self._last: tuple[float, Beyond] | None = None
@@ -48,7 +48,7 @@ class SurchargeMeter:
         """For each length: level of a leaky bucket, in seconds. Busy time beyond the charged time flows in, and it
         drains at the rate `TOLERANCE`."""
         self._whole: Beyond = NOTHING
-        """For each length: inflow into the bucket since it was last empty, less surcharges."""
+        """For each length: inflow into the bucket since it was last empty, less surcharges. A surcharge charges it."""
         self._caught_until = 0.0
 
     def observe(self, now: float, beyond_s: Beyond) -> float:

@@ -105,8 +105,8 @@ class ClaimSelfTest:
         self._proc = proc
         self._time = ReadingTime(THREAD_PER_S)
         self._judged_at = self._process_at = time.monotonic()
-        """Monotonic seconds of the last check with evidence, and with a process of the self-test; at first, the agent's
-        start."""
+        """Monotonic seconds of the last check that had evidence, and of the last check that saw a process of the
+        self-test. At first: of the agent's start."""
         self.verdict = ClaimsAttachReason.STARTING
 
     async def run(self) -> None:

@@ -45,7 +45,8 @@ network cards, whose ids are PCI addresses."""
 _GPU_IDS = ("GPU-", "MIG-")
 """Prefixes of the ids of GPUs and of their parts. Ids stay if an admin renames the resource."""
 _SEVERAL = PluginPod("", "several pods")
-"""Stands for the pod of a GPU that is listed for several pods. It is no holder."""
+"""Placeholder for the pod of a GPU that the kubelet lists for several pods. It is no holder, so such a GPU is closed to
+tenants."""
 _NAMED = 3
 """Most device ids that a message names."""
 

@@ -38,7 +38,8 @@ PROC = Path("/proc")
 _PROGRAM = b"sleep\n"
 """Name of the self-test's program in /proc/<pid>/comm. Mounts are read only of processes with this name."""
 _MARK = frozenset((Path(f"{VOLUME_MOUNT_PATH}-self-test"),))
-"""Mount point of the self-test's directory in the self-test by claim. No claim mounts there."""
+"""Path at which the Pod of the other self-test (`claim_self_test`) has the self-test's directory. No tenant's claim
+mounts anything there."""
 _LOOK_S = 10.0
 """Seconds between two checks, each of a few milliseconds."""
 _FIRST_LOOKS_S = 1.0
@@ -191,8 +192,8 @@ def programs(proc: Path, reading_time: ReadingTime) -> Iterator[tuple[int, bytes
 
 
 def is_by_claim(tenant_mounts: TenantMounts, mountinfo: bytes) -> bool:
-    """Return whether a process with this mountinfo belongs to the self-test by claim. `tenant_mounts`: of the agent's
-    state directory."""
+    """Return whether a process with this mountinfo belongs to the other self-test (`claim_self_test`). `tenant_mounts`:
+    of the agent's state directory."""
     return SELF_TEST in tenant_mounts.named(mountinfo, _MARK)
 
 

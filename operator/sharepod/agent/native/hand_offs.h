@@ -45,7 +45,8 @@ typedef struct {
  * is over, or if the grant cannot be sent. Never waits. Return the number of hand-offs carried out. */
 int shp_hand_on(shp_hand_offs *all);
 
-/* Record the hand-off whose holder drained first. Return its place; negative: none. */
+/* Return the index in `places` of a hand-off that was carried out and not yet returned, the earliest DRAINED first.
+ * Negative: there is none. */
 int shp_next_made(shp_hand_offs *all);
 
 #endif

@@ -307,8 +307,8 @@ class ConsumptionMeter:
         gpu.seen, gpu.away = present, False
 
     def _use_beside(self, uuid: str, gpu: _MeteredGpu) -> str:
-        """Return the use for a GPU's time without account: `held` by an Exclusive tenant, `unmetered` if no agent
-        counted, else `idle`."""
+        """Return the use of a GPU's time for which the scheduler had no account of the GPU: `held` if an Exclusive
+        tenant has it, `unmetered` if tenants share it and no agent counted, else `idle`."""
         having = [one.exclusive for one in self._tenants.values() if uuid in one.gpus]
         if any(having):
             return "held"

@@ -41,7 +41,7 @@ class Ready(NamedTuple):
     holder: SocketClient
     successor: SocketClient
     turns: tuple[PreparedHandOff, ...]
-    """The variants of the hand-off: for a DRAINED frame that asks for another turn, without that, or both."""
+    """Variants of the hand-off: for a DRAINED frame that asks for another turn, for a frame without that, or both."""
     grants: tuple[protocol.Grant, ...]
     """Grant frame to the successor, for each of `turns`."""
 

@@ -440,7 +440,7 @@ class Tokens:
         self._prepared.change(token.gpus)
         if isinstance(action, TokenGrant):
             if action.grant_id != token.grant_id:
-                self._log_turn(now, action.tenant, token)  # of a displaced tenant that is granted again undrained
+                self._log_turn(now, action.tenant, token)  # a displaced tenant may have an undrained turn
                 wanting = token.begin(now, action)
                 for client in wanting:
                     self._send_grant(token, client, action)
@@ -560,7 +560,7 @@ class Tokens:
             silenced = silenced or (again_at is None and not late)
             looks.append(now + PATIENCE_MOST_NS if again_at is None else again_at)
         if looks:
-            # check again then at the latest, because another tenant may have begun to hold
+            # check again after the longest patience at the latest, because another tenant may hold by then
             at = now + min(max(min(looks) - now, 1), PATIENCE_MOST_NS)
             self._looks.watch({tenant_id: self._beats(tenant_id) for tenant_id in waited_for}, at)
         if silenced:

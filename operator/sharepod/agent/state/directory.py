@@ -329,7 +329,8 @@ def _allow(directory: Path) -> None:
 
 
 def _write_once(target: Path, content: bytes) -> None:
-    """Write the file unless it already has this content. A mounted file pins its inode."""
+    """Replace the file, unless it already has this content. A container that has mounted the file would keep the old
+    inode."""
     try:
         if target.read_bytes() == content:
             return

@@ -29,7 +29,7 @@ class EarlySockets:
     """Lock of the serving agent on a state directory, and sockets of its tenants.
 
     Args:
-        held: For each name that the supervisor uses for it: (descriptor, its mark; see `kept_descriptors`).
+        held: (descriptor, its mark) by the name under which the supervisor keeps it (`kept_descriptors`).
     """
 
     def __init__(self, state_dir: str = "", held: Mapping[str, tuple[int, str]] | None = None) -> None:

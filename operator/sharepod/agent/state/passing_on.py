@@ -46,7 +46,8 @@ _PASSED_MAX = 4096
 
 
 class PassingOn:
-    """Serving agent's side. Call `close` once no tenant is served."""
+    """Serving agent's end: accepts standby agents, and sends them descriptors when this agent terminates. Call `close`
+    once no tenant is served."""
 
     def __init__(self, state_dir: Path) -> None:
         self._loop = asyncio.get_running_loop()
@@ -96,7 +97,7 @@ class PassingOn:
 
 
 class Awaiting:
-    """Standby agent's side.
+    """Standby agent's end: stays connected to the serving agent, and receives its descriptors.
 
     Args:
         kept: Takes the received descriptors.

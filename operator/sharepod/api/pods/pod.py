@@ -159,8 +159,8 @@ def _attach_by_volume(spec: dict[str, Any], settings: PodSettings, *, hook: bool
 
 
 def _attach_by_claim(spec: dict[str, Any], settings: PodSettings, claim: str) -> None:
-    """Attach GPUs and the tenant's directory by a claim. Changes `spec` in place. A RuntimeClass for GPUs, which may
-    not exist, is removed."""
+    """Attach GPUs and the tenant's directory by a claim. Changes `spec` in place. Removes a RuntimeClass for GPUs from
+    it, because the claim needs none and the cluster may not have it."""
     own = spec.get("runtimeClassName")
     if own == settings.runtime_class or re.match(NVIDIA_RUNTIME_PATTERN, str(own)):
         spec.pop("runtimeClassName", None)

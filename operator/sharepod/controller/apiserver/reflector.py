@@ -51,7 +51,8 @@ noticed."""
 _NOT_SERVED_S = 2.0
 """Seconds between two tries while the resource is not served, as its CRD may be applied at any time."""
 _OPTIONAL_S = 15.0
-"""The same, in seconds, for a kind that placement does not need. An older API server may never serve it."""
+"""Seconds between two tries for a resource that is not served and that placement does not need. An older API server may
+never serve it."""
 _TURN_S = 0.005
 """Seconds of recording events or removing deleted objects before other tasks get a turn."""
 _STEADY_S = 5.0
@@ -68,7 +69,7 @@ _PAGE_GROWS_WITHIN = 1 / 4
 _LOG_S = 10.0
 """Shortest time in seconds between two log lines about the same failure."""
 _LOG_OPTIONAL_S = 3600.0
-"""The same, in seconds, for a kind that placement does not need."""
+"""Shortest time in seconds between two log lines about the same failure of a kind that placement does not need."""
 _LONGEST_WHY = 300
 """Longest kept reason of an unreadable object, in characters. An exception may quote the whole object."""
 
@@ -161,8 +162,8 @@ class Reflector:
         self._missed = False
         """True after an event that did not name its object, so that the next step is a list."""
         self._histories = 0
-        """Number of times that any reflector found that the versions went back. A list that spans a change is not
-        used."""
+        """Number of times that any reflector found that the versions went back. A list during which the number has
+        changed is not used."""
         self.listed = False
         """True once everything was listed. False while the resource is not served, and from when the versions went back
         until the next list."""

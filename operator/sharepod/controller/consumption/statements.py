@@ -87,7 +87,7 @@ class Statements:
         self._doubtful: set[str] = set()
         """Namespaces whose last write got no answer. Their statements are read before the next write."""
         self._reported: dict[tuple[str, str, str], int] = {}
-        """Value of the metric so far, by (namespace, model, kind)."""
+        """Total that the metric of GPU time shows so far, by (namespace, model, kind)."""
         self._round = asyncio.Lock()
         self._lost = asyncio.Event()
         """Set when leadership is lost: ends the pause, so that the next leadership begins with a round at once."""

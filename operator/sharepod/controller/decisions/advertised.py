@@ -52,8 +52,9 @@ class LineOnNode:
 def advertised(gpus: Iterable[Gpu], lines: Iterable[LineOnNode], *, in_force: bool) -> Mapping[str, int]:
     """Return the amount of each resource that a node advertises.
 
-    `in_force`: True if the cluster turns the resource line of each Pod into a claim, or refuses the Pod. If False, only
-    the lines of bound Pods are advertised. Otherwise kube-scheduler could bind a Pod whose line gets no GPU.
+    `in_force`: True if the cluster turns the resource line of each Pod into a claim, or refuses the Pod. If False, the
+    node advertises no more than the lines of its bound Pods need. So kube-scheduler binds no further Pod with a line,
+    which would get no GPU.
     """
     some = list(lines)
     least = _sum(line.carried for line in some)

@@ -105,8 +105,8 @@ pause."""
 PREEMPTED = "PreemptionByScheduler"
 """Reason of the condition DisruptionTarget of a preempted Pod, as kube-scheduler writes it."""
 MOVED = "MovedByOperator"
-"""Value in place of a moved Pod's reason of DisruptionTarget: by that reason, EvictionByEvictionAPI, it looks
-drained."""
+"""Value that replaces the reason of a moved Pod's condition DisruptionTarget. That reason is EvictionByEvictionAPI, as
+if `kubectl drain` had evicted the Pod."""
 _BY_DISRUPTION = {
     "EvictionByEvictionAPI": EndCause.DRAINED,
     "DeletionByTaintManager": EndCause.DRAINED,

@@ -109,7 +109,7 @@ def _summary(
     if phase is Phase.FAILED:
         if pod_ready is not None and pod_ready.reason != EndReason.POD_FAILED:
             return pod_ready.reason
-        # from the containers, such as Error, OOMKilled or ContainerCannotRun
+        # the reason of a failed container, such as Error, OOMKilled or ContainerCannotRun
         if pod is not None and pod.ended:
             return pod.summary
         return was.summary if was.ended and was.summary else "Error"

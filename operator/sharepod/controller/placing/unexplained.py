@@ -64,8 +64,8 @@ class Unexplained:
         self._alone.pop(waiting.tenant, None)
 
     def next_after(self, latest: float) -> float | None:
-        """Return the time of the oldest explanation that is later than `latest`, among the tenant to explain next of
-        each namespace and group. None if there is none."""
+        """Return when the oldest explanation after `latest` was computed. Only the tenant to explain next of each
+        namespace and group counts. None if there is none."""
         firsts = itertools.chain(
             (alone.first for alone in self._by_namespace.values()),
             (group.first_unexplained for group in self._groups()),

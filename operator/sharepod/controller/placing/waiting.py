@@ -69,7 +69,7 @@ class WaitingTenant:
     arrival_counted: bool = False
     """True once this request was counted in the demand by which placement computes its weights."""
     room_looked_for: tuple[int, float] | None = None
-    """(`room_version`, time) of the last search for victims in vain. None before such a search."""
+    """(`room_version`, time) of the last search that found no victims to preempt for it. None before such a search."""
     not_kept_before: float = NEVER
     """Time before which it gets no head-of-queue reservation."""
     kept_nowhere_at: float = NEVER
@@ -131,7 +131,7 @@ class ByExplanation:
 
     @property
     def first(self) -> WaitingTenant | None:
-        """Tenant with the oldest explanation; None if there is none."""
+        """Tenant whose refusal was explained longest ago, or never; None if the queue is empty."""
         while self._heap:
             at, _, first = self._heap[0]
             if first.explained_at == at and self._is_so(first):

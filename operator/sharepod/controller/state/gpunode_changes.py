@@ -51,7 +51,7 @@ def tenants_concerned(
     gpus = {uuid for row in now.spec.tenants for uuid in row.gpus}
     turned.update(
         set(now.missing_gpus(gpus)).symmetric_difference(before.missing_gpus(gpus))
-    )  # this includes the agent's return: while it does not serve, no GPU counts as missing
+    )  # also changes when the agent serves again, because until then no GPU counts as missing
     tenants |= {row.id for row in now.spec.tenants if turned.intersection(row.gpus)}
     if before.status.observed_generation != now.status.observed_generation:
         tenants |= {row.id for row in now.spec.tenants if row.state.value == "Releasing"}

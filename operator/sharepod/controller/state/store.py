@@ -23,8 +23,8 @@ V = TypeVar("V")
 STALE = 0
 """Version of cached objects after a restore of etcd: older than any version of the API server."""
 REMEMBERED = 20_000
-"""Number of deleted objects that are remembered: more than are deleted during one list, or have an unwritten end. If
-one is forgotten, a GET must confirm its deletion. A standby writes no ends, so it forgets the oldest."""
+"""Number of deleted objects that are remembered: more than are deleted while a list is read, or wait for the write of
+their end. If one is forgotten, a GET must confirm its deletion. A standby writes no ends, so it forgets the oldest."""
 
 
 class Latest(dict[str, V]):

@@ -1,2 +1,2 @@
-"""Binpack: ranks places for a request so that requests which are likely by past arrivals keep room. The inner loops are
-C (native/)."""
+"""Binpack: ranks the places for a request so that room is left for the requests that past arrivals make likely. The
+inner loops are C (native/)."""

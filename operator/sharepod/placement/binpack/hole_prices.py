@@ -40,7 +40,7 @@ _WORK = 2_000_000
 _SLICE = 200_000
 """Steps of one slice, about 3 ms."""
 _COMMON = 0.95
-"""The value of memory comes from the most frequent classes, up to this part of all arrivals."""
+"""Part of all arrivals that the classes which determine the value of memory make up: the most frequent classes."""
 
 
 class ShadowPrices:

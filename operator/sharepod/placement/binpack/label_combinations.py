@@ -100,7 +100,7 @@ class LabelCombinations:
         self.start_over()
 
     def start_over(self) -> None:
-        """Number the combinations again. Number 0 stays with empty GPUs: a `signature` of 0 means no GPU."""
+        """Number the combinations again. Numbers 0 and 1 keep their meaning."""
         self._numbers = Numbers(_EMPTY, _PLAIN)
         self._added: set[int] = set()
         self.worth = [_worth(self.shares, combination) for combination in (_EMPTY, _PLAIN)]

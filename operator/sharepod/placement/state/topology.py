@@ -3,8 +3,8 @@
 Guarantees:
 - `nearest` returns the set with the least distance between its farthest two GPUs, then the least sum over all pairs,
   then the first in the given order.
-- The choice is exact if there are at most `_EXACT_SETS` sets. Otherwise it is the best of the sets that grow from each
-  GPU by the nearest GPU.
+- The choice is exact if there are at most `_EXACT_SETS` sets. Otherwise one set is grown from each GPU, by adding the
+  nearest GPU, and the best of these sets is chosen.
 - A node without known connections, or with equal distances, has no `Topology`: all sets are equally good there.
 """
 

@@ -171,7 +171,7 @@ class Volumes:
         staging = self._staging / str(next(self._staging_number))
         try:
             if await asyncio.to_thread(mounts.is_bound_readonly, source, target):
-                await self._save_if_possible()  # a restarted kubelet publishes the volumes of its pods again
+                await self._save_if_possible()  # already mounted: the kubelet has restarted and repeats its calls
                 return
             await self._save()
             await asyncio.to_thread(mounts.bind_readonly, source, target, staging)

@@ -38,19 +38,20 @@ _BY_JSON = b" "
 
 
 def remembered(text: str) -> str:
-    """Return the remembered text that equals `text`; else remember and return `text` itself."""
+    """Return the remembered text that equals `text`, so that equal texts share memory. Without one, remember `text`."""
     if len(_texts) >= _TEXTS:
         _texts.clear()
     return _texts.setdefault(text, text)
 
 
 once_in_all: Callable[[str], str] = remembered if sys.version_info[:2] == (3, 12) else sys.intern
-"""Returns the shared copy of a text. Usually `sys.intern`. Not on Python 3.12, which never frees an interned text, so
-every uid would stay in memory."""
+"""Function that returns one Python object for all equal texts: `sys.intern`. Exception: Python 3.12 never frees an
+interned text, so every uid would stay in memory."""
 
 
 def shared(value: Any) -> Any:
-    """Return a JSON value with the shared copies of its field names and short texts."""
+    """Return a copy of a JSON value. Field names and short texts that are equal are one Python object in all such
+    copies (`once_in_all`)."""
     kind = type(value)
     if kind is str:
         return once_in_all(value) if len(value) <= _SHORT else value
@@ -110,7 +111,8 @@ def with_parts_once(model: M) -> M:
 
 
 def once(model: H) -> H:
-    """Return a remembered model that equals this one; else remember and return this one."""
+    """Return the remembered model that equals this one, so that equal models share memory. Without one, remember this
+    one."""
     known: H | None = _models.get(model)
     if known is not None:
         return known

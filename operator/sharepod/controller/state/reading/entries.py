@@ -46,7 +46,8 @@ def entries(
         name: Field of the list.
         most: Largest number of entries that are read.
         faults: The errors of unreadable entries are appended to this list.
-        before: The list as read from an earlier version of the object.
+        before: The list as read from an earlier version of the object. Entries that have not changed are taken from it
+            and not parsed again.
     """
     listed = raw.get(name) or ()
     if not isinstance(listed, list | tuple):

@@ -47,7 +47,8 @@ static void fill_holes(const shp_cutting_stock *stock) {
     }
 }
 
-/* Count how many requests of each size the holes want. A request leaves a smaller hole, which counts too. */
+/* Count, for each size, the requests that would fill all holes at the present prices. A request leaves a smaller hole,
+ * which is filled in turn. */
 static void count_wanted(const shp_cutting_stock *stock) {
     double *flow = stock->flow;
     memcpy(flow, stock->holes, (size_t)(WHOLE_GPU + 1) * sizeof *flow);

@@ -34,8 +34,9 @@ typedef struct {
  * `shapes` kinds of requests: each takes `takes` thousandths (at least one) and brings `gain`. */
 void shp_fill_memory(int64_t shapes, const int64_t *takes, const double *gain, double *value);
 
-/* Run the rounds `from` to `until` of `rounds`. Each moves the prices towards those at which the holes want as many
- * requests of each size as will arrive. The last call, whose `until` is `rounds`, writes the `value` of holes. */
+/* Run the rounds `from` to `until` of `rounds`. Each moves the prices towards those at which as many
+ * requests of each size fill the holes as are expected to arrive. The last call, whose `until` is `rounds`, writes the
+ * `value` of holes. */
 void shp_settle_prices(const shp_cutting_stock *stock, int64_t from, int64_t until, int64_t rounds);
 
 #endif

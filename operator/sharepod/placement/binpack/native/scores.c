@@ -222,8 +222,8 @@ static struct gpu gpu_after(const shp_columns *columns, const shp_capacity *capa
                     (columns->tenants[at] ? columns->worth[at] : request->first_worth) * leaves);
 }
 
-/* Values, to tenants with the request's exclusion label, of the node's GPUs with that label, before and after. Only
- * the excess over their value to all tenants counts. */
+/* How much more the node's GPUs with the request's exclusion label are worth to tenants with that label than to all
+ * tenants: before and after the request is placed. */
 struct label_holes {
     float before;
     float after;
@@ -260,8 +260,8 @@ static float gain_to_label(const shp_columns *columns, const shp_capacity *capac
     return served(capacity, idle - label->before + label->after, cpu) - served(capacity, idle, cpu);
 }
 
-/* Change of one GPU of a node from state `before` to state `after`. `sums`, `by_cpu`, `weights`: of its node, by
- * shape. */
+/* Change of one GPU of a node from state `before` to state `after`. `sums`, `by_cpu`, `weights`: numbers of the GPU's
+ * node, one for each shape. */
 struct move {
     const float *sums;
     const float *by_cpu;
