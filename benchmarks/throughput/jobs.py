@@ -147,7 +147,8 @@ def of_trace(folder: Path, names: Sequence[str], node_count: int) -> list[Worklo
 
 
 def drawn(node_count: int, seed: int) -> Workload:
-    """Make a mixed workload for use without a trace: requests as in a large cluster, on some of its nodes."""
+    """Make a mixed workload without a trace: the Pods with GPUs of a generated large cluster that fit one of
+    `node_count` of its nodes."""
     all_nodes, pods = generated()
     nodes, chance = sample(all_nodes, node_count), random.Random(seed)
     lines = [(pod, service_s(None, chance)) for pod in pods if pod.gpus and any(_takes(node, pod) for node in nodes)]

@@ -79,12 +79,12 @@ class Preempting(threading.Thread):
                 surely(partial(self._world.delete, self._prefix, name), done=404, over=self._over)
 
     def settled(self) -> bool:
-        """Return whether the returning SharePods run, and no others exist."""
+        """Return whether exactly the SharePods of low priority have shares and run."""
         rows = [row["podName"] for _, row in self._audit.rows() if row["namespace"] == self._prefix]
         return sorted(rows) == sorted(self._low) and self._running() == set(self._low)
 
     def lost(self) -> list[str]:
-        """Return the returning SharePods that do not run."""
+        """Return the SharePods of low priority that do not run."""
         return sorted(set(self._low) - self._running())
 
     def doubled(self) -> list[str]:

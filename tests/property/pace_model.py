@@ -82,8 +82,8 @@ class Stream:
         Args:
             quantum: Length of the opening; 0: without end.
             drained: Time at which the last opening was observed as drained.
-            short: True for a queue that is kept short.
-            wide: True for a wide queue.
+            short: True if the queue is kept short, as next to an interactive tenant (PC4 of pace.h).
+            wide: True if windows may take 20 to 50 ms, as for a tenant that holds the GPU alone (PC1, PC5).
             looked_before: Time of the check before `drained`; by default POLL ns earlier.
         """
         self.model.pace_widen(self.pace, wide)

@@ -34,8 +34,8 @@ requests = st.integers(1, 9).map(lambda tenths: 100 * tenths)
 
 
 def work(programs: list[Program], begin: int, end: int, gpu: TimeSlicedGpu) -> list[float]:
-    """Simulate until `end`. Return, for each program, its work from `begin` on, relative to its work in that
-    time alone."""
+    """Simulate until `end`. Return, for each program, its work from `begin` to `end`, divided by the work that it does
+    in this time on a GPU of its own."""
     gpu.run(begin)
     before = [program.finished for program in programs]
     gpu.run(end)

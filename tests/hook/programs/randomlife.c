@@ -221,8 +221,7 @@ static void CUDA_CB on_host(void *unused) {
     pause_us(300);
 }
 
-/* Put work that does not pass the gate behind launches of any thread.
- */
+/* Put work that does not pass the gate into a stream, behind the launches of any threads. */
 static void pass_by(struct life *life) {
     static const char page[4096];
     CUdeviceptr to = life->memory[below(life, ALLOCATIONS)];

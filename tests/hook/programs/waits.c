@@ -246,7 +246,8 @@ static void *live(void *index) {
         _Atomic uint32_t *word = &words[(uintptr_t)index * 256 + step];
         unsigned kind = below(4), end = below(4), operations = below(12) == 0 ? FULL - below(123) : 1 + below(12);
         CUstream stream = streams[below(STREAMS)], before = streams[below(STREAMS)];
-        if (operations > 500) /* a stream with earlier operations would be over-full also without the hook */
+        if (operations > 500) /* with earlier operations in the stream, its queue in the driver would overflow even
+                                 without the hook */
             for (int i = 0; i < STREAMS; i++)
                 CHECK(cuStreamSynchronize(streams[i]));
         if (end == 3)

@@ -19,7 +19,8 @@ BLOCKING = 0
 
 
 def blocked(tenant: Tenant, symbol: str, *, metered: bool = False) -> tuple[ScriptedAgent, Client, Probe]:
-    """Start a process that has launched into a default stream, and whose stream X waits for the program."""
+    """Start a process under the hook. It has launched kernels into a default stream, by the driver function `symbol`.
+    Its stream X is blocked by a host function, until the test ends that function."""
     agent = tenant.agent()
     agent.on_want = lambda client: agent.next_grant(metered=metered)
     probe = tenant.probe()

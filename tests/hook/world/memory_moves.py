@@ -1,8 +1,8 @@
-"""Moves: uses of each kind of device memory in addition to taking and freeing it.
+"""Moves: test steps that use a kind of device memory in other ways than by one allocation and its release.
 
-A move makes calls of one process, and returns the memory that it then holds, or None. It raises DriverError if the
-driver refuses a call; nothing that the move created is then left. It raises AssertionError if a call succeeds that must
-fail.
+A move makes driver calls in the process `caller`. It returns the memory that the process then holds, or None. If the
+driver refuses a call, the move frees all that it has created and raises DriverError. It raises AssertionError if a call
+succeeds that must fail.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Passing on: the standby gets all sockets, and no other work is delayed."""
+"""A terminating agent sends its listening sockets to the standby agent: all of them arrive, and the event loop of the
+terminating agent keeps running."""
 
 from __future__ import annotations
 
