@@ -55,7 +55,7 @@ class Preempting(threading.Thread):
         self._world.api.create("/apis/scheduling.k8s.io/v1/priorityclasses", body)
 
     def run(self) -> None:
-        """Fill the nodes, and run wave after wave."""
+        """Fill the nodes, then create each wave once the former one has run."""
         try:
             for name in self._low:
                 self._apply(name, restartPolicy="Always")
@@ -99,7 +99,7 @@ class Preempting(threading.Thread):
         surely(partial(self._world.apply, self._prefix, name, _GPU, on=self._prefix, **spec), done=409, over=self._over)
 
     def _all_run(self, names: Sequence[str]) -> bool:
-        """Wait until each of these SharePods runs or has run. Return False if the run is over before."""
+        """Wait until each of these SharePods runs or has run. Return False if the chaos run ends first."""
         waiting = set(names)
         while waiting and not self._over.is_set():
             waiting -= self._running()

@@ -33,7 +33,7 @@ def deep() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
-    """Start a cluster whose players of kubelets and agents can read deeply nested objects."""
+    """Start a cluster whose simulated kubelets and agents can read deeply nested objects."""
     with deep(), a_world() as running:
         yield running
 

@@ -399,7 +399,7 @@ def test_quotas_that_are_lowered_and_raised_while_sharepods_wait_decide_who_come
         world.phase(namespace, name, "Running")
     world.apply(namespace, "counted", most, on="moved")  # this SharePod has its Pod, and waits for a GPU
     world.condition(namespace, "counted", "Placed", status="False", reason="NoRoom")
-    set_milli(world, path, "1100")  # the quota already counts more than this
+    set_milli(world, path, "1100")  # the quota already counts more than the new limit
     for name in ("over0", "over1", "over2"):
         world.apply(namespace, name, most, on="moved")
         answer = world.condition(namespace, name, "PodReady", status="False", reason="PodForbidden")
