@@ -31,7 +31,8 @@
 #include "time/gate/gate.h"
 #include "time/queue/pace.h"
 
-/* Stream of a row whose own stream must not be used any more. The end of the row's work shows at the row's event. */
+/* Value of `stream` in a row whose stream was destroyed or may capture, so that the hook must not use it. The row's
+ * event shows the end of its work. */
 #define STREAM_ORPHAN ((CUstream) ~(uintptr_t)0)
 
 /* A function of the program that a stream calls. The functions of a context may run one after another, so the
@@ -102,8 +103,8 @@ struct known_stream {
     CUevent event;
     struct queue *queues; /* queues of threads on the stream */
     bool pending;         /* a launch went into the stream after the last drain */
-    bool unmetered; /* such a launch came from a thread without a queue on the stream: only `event` shows when it has
-                       finished */
+    bool unmetered; /* a launch after the last drain came from a thread without a queue on the stream: only `event`
+                       shows when it has finished */
     bool waiting;   /* `event` is recorded, and no check has seen it complete */
     /* the drain queries the stream, and no query has found it idle. For default streams, the queried stream is the
      * legacy stream */

@@ -16,7 +16,8 @@
 #define CONCURRENT_VERSION 3
 
 /* All in ns. */
-/* Time between two checks while other tenants wait: the token is released after an idle interval. */
+/* Time between two checks of a token that other tenants wait for. It is released if no launch came in between and all
+ * work has ended. */
 #define LOOK_CONTENDED (SYS_MS / 2)
 /* Time between two checks of a prompt token, which is released if both checks find it idle. */
 #define LOOK_PROMPT (100 * 1000ull)
@@ -191,7 +192,7 @@ static void connected(void *of) {
         token->deadline = 0;
 }
 
-/* The connection is lost: close the gate if a grant holds it open. The duty cycle follows. */
+/* The connection is lost: close the gate if a grant holds it open. From now on the duty cycle opens it. */
 static void disconnected(void *of, bool was_ready) {
     struct token *token = of;
     if (was_ready && token->state == TOKEN_HELD)

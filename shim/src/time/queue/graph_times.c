@@ -1,8 +1,8 @@
-/* Measurement of graphs. Under a metered grant, events are recorded around the first three launches of a graph, and
- * then around every eighth launch. A longer measured duration replaces the old one. A shorter one lowers it by a
+/* Measures how long graphs run. Under a metered grant, events are recorded around the first three launches of a graph,
+ * and then around every eighth launch. A longer measured duration replaces the old one. A shorter one lowers it by a
  * quarter of the difference.
  *
- * Events are destroyed without the lock of struct graphs, because that takes the lock of struct streams.
+ * Events are destroyed without the lock of struct graphs, because destroying them takes the lock of struct streams.
  */
 #include "time/queue/graph_times.h"
 

@@ -2,11 +2,11 @@
  * waits for the fence before it. So at most two windows are unfinished (Q1). From the times at which fences pass,
  * pace.c estimates how long a launch occupies the GPU, and when the launched work ends.
  *
- * A wide queue does not wait for fences behind a wait of the program (Q6), because that wait may last until this thread
- * continues.
+ * A queue is wide while the tenant holds the GPU alone. A wide queue does not wait for fences behind a wait of the
+ * program (Q6), because that wait may last until this thread continues. When another tenant connects, the queue becomes
+ * narrow with the next launch; earlier launches stay in it.
  *
- * A wait for a fence ends at the latest after PATIENCE (Q3), or when the gate closes, because nothing passes then. A
- * wide queue that must become narrow does so with the next launch; earlier launches stay in the queue.
+ * A wait for a fence ends at the latest after PATIENCE (Q3), or when the gate closes, because no launch passes then.
  */
 #include "time/queue/meter.h"
 
@@ -340,8 +340,8 @@ static void fence_stream(struct streams *streams, const struct slot *slot, CUstr
         fence_rest(streams, queue);
 }
 
-/* Record a fence behind the thread's launches into its own default stream. Record none if a wait of the program may be
- * unfinished there: the stream may be full, and this thread may have to end that wait. */
+/* Record a fence behind the launches into the thread's per-thread default stream. Record none if a wait of the program
+ * may be unfinished there: the stream may be full, and this thread may have to end that wait. */
 static void fence_own(struct streams *streams, const struct slot *slot, CUcontext context) {
     struct queue *queue = queue_of(streams, slot, CU_STREAM_PER_THREAD, context);
     if (queue != NULL && atomic_load(&queue->held_after) == NOT_HELD)

@@ -35,8 +35,8 @@ void meter_wait_due(const struct gate *gate, struct slot *slot, struct queue *qu
 /* Return whether the next launch must be held back, because the work launched into the stream is expected to last until
  * the quantum ends (Q2). */
 bool meter_holds_back(struct gate *gate, struct queue *queue);
-/* Record a fence after a launch that is due, and plan the next window. Call this outside the launch's passage. May wait
- * for earlier work (Q1, Q3). */
+/* After a launch, record the fence that is due, and plan the next window. Call this outside the launch's passage. May
+ * wait for earlier work (Q1, Q3). */
 void meter_launched(const struct gate *gate, struct streams *streams, struct slot *slot, struct queue *queue);
 /* Record a fence behind the thread's launches into its own default stream of the current context. Call this before the
  * thread waits at the gate, because no other thread can query that stream. No fence is recorded behind a wait of the
@@ -46,7 +46,7 @@ void meter_before_wait(const struct gate *gate, struct streams *streams, const s
  * behind them (Q4). `slot`: the thread's slot, or NULL if it has none. */
 void meter_before_ungated(const struct gate *gate, struct streams *streams, struct slot *slot, CUstream stream,
                           bool per_thread);
-/* Record fences behind the launches into all streams of a context, before ungated work. */
+/* Record fences behind the launches into all streams of a context, before work that does not pass the gate (Q4). */
 void meter_before_ungated_context(const struct gate *gate, struct streams *streams, CUcontext context);
 
 /* Return the time at which the work launched under metered grants is expected to end, estimated from the last fences of

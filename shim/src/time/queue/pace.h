@@ -121,7 +121,7 @@ void pace_keep_short(struct pace *pace, bool keeps_short);
 uint64_t pace_next_launch(const struct pace *pace, uint64_t now);
 /* Record that all launched work has ended. */
 void pace_ran_dry(struct pace *pace, uint64_t now);
-/* Return whether the next launch must be held back until the terms change. */
+/* Return whether the next launch must wait, because it would begin after `deadline` (PC2). */
 bool pace_holds_back(struct pace *pace, uint64_t now, uint64_t deadline);
 /* Return the number of launches that pass until a fence is due. */
 uint32_t pace_passing(const struct pace *pace);
