@@ -100,8 +100,8 @@ class Operator:
         self._active = False
         self._garbage = Garbage(clock)
         self._term = 0
-        """Number of terms so far. A term begins when leadership is gained or lost, and when the versions went back. A
-        step that spans two terms is not used."""
+        """Number of terms so far. A term begins when leadership is gained or lost, and when etcd was restored from a
+        backup. A step that spans two terms is not used."""
         self._term_begun = asyncio.Event()
         pods, timeout = settings.pods(), settings.write_timeout
         self.lease_client = Client(config, read_timeout=timeout, write_timeout=timeout, tries=1)

@@ -95,7 +95,7 @@ class Routes:
             self.ledger_changed(node.name)
 
     def claim_lacking(self, namespace: str) -> None:
-        """Enqueue the claim templates of a namespace, because a Pod there waits for one."""
+        """Enqueue a namespace for the reconciler of claim templates, because a Pod there waits for its claim."""
         if self._acts():
             self._line_templates.want(namespace)
 

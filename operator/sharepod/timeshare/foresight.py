@@ -74,7 +74,7 @@ class Foresight:
         first, place = self._first(now, gpu, waiting)
         if first is None:
             return []
-        # 2. Find out how long this tenant stays first.
+        # 2. Find out how long `first` stays first.
         for tenant in waiting:
             until = min(until, self._first_until(now, first, place[0], tenant))
         since = self._not_anticipated_since(now, gpu, first, holder)

@@ -303,7 +303,7 @@ class Scheduler:
                 self.want(now, tenant_id)
             return
         self._occupancy.settle_around(now, tenant)
-        if wanting:  # a span before a pause is not typical, so it is no measure
+        if wanting:  # otherwise the tenant pauses: its last span is not typical of its work, and is not measured
             tenant.account.refund(tenant.progress.joined(now))
         self._return_suspended(tenant)
         co_ran = hold.co_runs and not hold.displaced

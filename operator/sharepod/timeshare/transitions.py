@@ -185,8 +185,8 @@ class HoldTransitions:
         hold.deadline, hold.renewal_considered, hold.seen_late, hold.told_longer = now, True, False, True
 
     def cut_for(self, now: int, gang: Contender) -> None:
-        """If a GPU of a waiting gang is idle, cut the holders of its other GPUs to a shortest quantum. If `gang` is a
-        contender that joins running members of its group, cut the holders to a shortest turn."""
+        """If a GPU of a waiting gang is idle, cut the holders of its other GPUs to a shortest quantum. If `gang` is the
+        rest of a group whose other members already run, cut the holders to a shortest turn."""
         if gang.joins:
             self._cut_to_join(now, gang)
             return
@@ -319,7 +319,7 @@ class HoldTransitions:
         return hold.deadline + tenant.habits.overrun_ns + _LATE_NS
 
     def _look_at(self, hold: Hold) -> int:
-        """Return the moment at which a renewal is considered. After that has happened, return the deadline."""
+        """Return the moment at which to consider the hold's renewal; once that has been considered, its deadline."""
         assert hold.deadline is not None, "the hold has a deadline"
         if hold.renewal_considered:
             return hold.deadline

@@ -25,7 +25,7 @@ TRIAL_NS = 250 * _MS
 _TURNS_NS = 1_000 * _MS
 """Least time of turns, in nanoseconds, before a trial. The trial is compared with these turns."""
 _HELD_NS = 100 * _MS
-"""Least time that each tenant must have held within these turns, in nanoseconds."""
+"""Least time that each tenant must have held in the turns before a trial, in nanoseconds."""
 _FIRST_NS = 2_500 * _MS
 """Time from a failed trial to the next one, in nanoseconds; it doubles each time."""
 _MOST_NS = 80_000 * _MS

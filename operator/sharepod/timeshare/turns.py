@@ -256,7 +256,7 @@ class TurnPolicy:
         """Return False if a turn of `quantum_ns` that begins now cannot be renewed, because another tenant will be owed
         more at its end.
 
-        Present lags are compared, less the quantum for this tenant: until then the lags of all tenants grow by the same
+        The present lags are compared, this tenant's less `quantum_ns`. Until the turn ends, all lags grow by the same
         time.
         """
         account = tenant.account
@@ -287,7 +287,7 @@ class TurnPolicy:
         return tenant.account.limit_milli == 1000 and not self.contended(now, tenant)
 
     def quantum(self, tenant: TokenTenant) -> int:
-        """Return the nanoseconds for which the tenant may hold among its present competitors."""
+        """Return the length of a turn of the tenant among the tenants that compete with it now, in nanoseconds."""
         return self.length(tenant, competing_weight(tenant.gpus, self._occupancy.tenants_on))
 
     def length(self, tenant: TokenTenant, weights: Mapping[tuple[str, bool], int], *, hastened: bool = False) -> int:

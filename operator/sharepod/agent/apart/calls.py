@@ -53,7 +53,7 @@ class FilesAsked:
 
 @dataclass(frozen=True)
 class HandoverMade:
-    """Handover file for the worker, with the state of an earlier agent."""
+    """A tenant's handover file that was opened for the worker, with the state that an earlier agent left in it."""
 
     slots: int
     survivors: tuple[tuple[int, int, tuple[int, ...]], ...]
@@ -76,7 +76,7 @@ class FilesMade:
 
 @dataclass(frozen=True)
 class WatchWanted:
-    """Request to watch a process from a tenant's handover file."""
+    """Request for a pidfd of a process that a tenant's handover file lists, so that the worker notices its exit."""
 
     tenant: _Id
     pid: _Pid
@@ -93,7 +93,7 @@ class FileContent:
 
 @dataclass(frozen=True)
 class Identity:
-    """Identity of the process at the other end of a connection."""
+    """Identity of a process that has connected to a tenant's socket."""
 
     pid: int
     start: int | None
@@ -103,7 +103,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class ReadingWanted:
-    """Request for a reading of the GPUs, and of /proc for these tenants."""
+    """Request to read the GPUs, and to search /proc for processes of the tenants that it names."""
 
     leaving: _Ids
     """Ids of tenants of which no process should be left."""
@@ -113,11 +113,11 @@ class ReadingWanted:
 
 @dataclass(frozen=True)
 class SeenOnNode:
-    """Reading of the GPUs, and facts from /proc for the same moment."""
+    """Answer to `ReadingWanted`: a reading of the GPUs, and facts from /proc at the same moment."""
 
     reading: Reading
     residue: dict[str, str | None]
-    """By tenant: what remains of it, as text; None: nothing."""
+    """By tenant: what remains of the tenant on the node, as text; None: nothing."""
     owners: dict[int, str]
     """For each process on the GPUs that runs in a tenant's Pod: pid -> tenant id."""
     replaced: dict[str, dict[int, str]]
@@ -134,7 +134,7 @@ class EndWanted:
 
 @dataclass(frozen=True)
 class ReviewWanted:
-    """Request for an API server's TokenReview or the like."""
+    """Request to the privileged process to have the API server review a token or an access."""
 
     path: str
     body: dict[str, Any]
@@ -142,7 +142,7 @@ class ReviewWanted:
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """Facts of the worker for the GPUNode's status."""
+    """Facts that the worker reports for the GPUNode's status."""
 
     gpus: tuple[Gpu, ...]
     gpus_known: bool
@@ -156,7 +156,7 @@ class WorkerReport:
 
 @dataclass(frozen=True)
 class InForce:
-    """Result of applying rows in the worker."""
+    """Result of applying the ledger's rows in the worker."""
 
     directories: tuple[str, ...]
     """Ids of tenants whose directories may be mounted into their pods."""

@@ -100,7 +100,7 @@ class RemoteDirectories:
         self._line.notify(calls.PRIVILEGED_UNHEARD, tenant_id)
 
     def unheard_all_but(self, tenant_ids: Collection[str]) -> None:
-        """Have all descriptors dropped that a killed agent has left, except these tenants'."""
+        """Have the privileged process drop all descriptors that a killed agent has left, except these tenants'."""
         self._line.notify(calls.PRIVILEGED_UNHEARD_ALL_BUT, tuple(tenant_ids))
 
     def shut(self, tenant_id: str) -> None:

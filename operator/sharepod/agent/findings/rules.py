@@ -50,9 +50,9 @@ class FindingThresholds:
     gap_tolerance: int = 512 << 20
     """Bytes that the driver may count for the tenant's processes beyond their credits."""
     gap_after_s: float = 3.0
-    """Seconds after which such an excess becomes a finding."""
+    """Seconds after which an excess of more than `gap_tolerance` becomes a finding."""
     kill: bool = False
-    """True if offenders are killed. The messages then mention it."""
+    """True if the agent kills processes that cause findings. The messages then mention it."""
 
 
 class FindingRules:

@@ -35,7 +35,8 @@ static bool has_drained(int socket, uint64_t grant_id, struct shp_drained *drain
            !(drained->flags & ~(uint32_t)(SHP_DRAINED_WANT | SHP_DRAINED_IDLE)) && drained->grant_id == grant_id;
 }
 
-/* Send an order's grant, as sockets/peers.py does: SO_PASSCRED gives the effective user, not the real one. */
+/* Send an order's grant. As in sockets/peers.py, it names the effective user as its sender: tenants must not know the
+ * real user. */
 static bool send_order(const shp_order *order) {
     union {
         struct cmsghdr header;

@@ -37,7 +37,7 @@ _USES = ("held", "gap", "anticipated", "handed_over", "idle", "stalled")
 
 @dataclass(frozen=True)
 class Moment:
-    """One moment, read from both clocks."""
+    """One moment, by the node's monotonic clock and by the time of day."""
 
     monotonic_ns: int
     wall_ms: int

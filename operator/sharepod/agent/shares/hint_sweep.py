@@ -28,7 +28,7 @@ class HintSweep:
         self._timer: asyncio.TimerHandle | None = None
 
     def up(self, hints: Iterable[Callable[[bool], None]]) -> None:
-        """Raise hints by these functions, and start the sweep."""
+        """Call each of these functions with True, which raises a tenant's hint, and start the sweep."""
         for hint in hints:
             hint(True)
         if self._timer is None:

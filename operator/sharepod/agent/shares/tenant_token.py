@@ -195,13 +195,13 @@ class TenantToken:
         )
 
     def mark_together(self, together: bool) -> None:
-        """Set whether other tenants hold the tenant's GPUs at the same time, if that has changed."""
+        """Set whether other tenants hold the tenant's GPUs at the same time. Call `together` if that has changed."""
         if self.holds_together != together:
             self.holds_together = together
             self.together(together)
 
     def hint(self, contended: bool) -> None:
-        """Set whether other tenants want the tenant's GPUs, if that has changed."""
+        """Set whether other tenants want the tenant's GPUs. Call `contended` if that has changed."""
         if self.hinted != contended:
             self.hinted = contended
             self.contended(contended)

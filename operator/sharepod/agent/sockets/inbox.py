@@ -205,7 +205,7 @@ class Inbox:
                 break
         if self._handled < self._count and self._more is None:
             self._more = self._loop.call_soon(self._handle_more)
-        # 3. Charge the handled frames, and time beyond the time that these frames pay for.
+        # 3. Charge the handled frames, and the time that they took beyond `_FRAME_S` each.
         answered = frames - max(0, len(self._put_off) - before)
         self._limiter.charge(answered)
         if self._paused is not None:

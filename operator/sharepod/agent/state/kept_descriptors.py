@@ -152,7 +152,7 @@ class DescriptorShelf:
         return take_in(self._ours, self._follow)
 
     def close(self) -> None:
-        """Close the socket for messages. Held descriptors stay."""
+        """Close the socket for messages. The supervisor still holds the descriptors."""
         for end in (self._ours, self._childs):
             if end is not None:
                 end.close()

@@ -250,7 +250,7 @@ class Observer:
 
     def _observe_time(self, now: float, entry: Entry) -> None:
         """Compare the tenant's busy time, as the driver reports it, with its turns. Charge it for busy time beyond its
-        charged time; with several GPUs, for the largest value."""
+        charged time; if it has several GPUs, for the GPU with the most."""
         row, usage = entry.row, self._usage(entry.row.id)
         busy_s = {
             uuid: seconds

@@ -381,8 +381,8 @@ class TenantRegistry:
         self._enter(row, files.unwritten, served)
 
     def _enter(self, row: Tenant, untaken: OSError | None, served: ServedTenant | None = None) -> None:
-        """Add the entry of a tenant that can be published. `untaken`: the disk's error while completing its directory,
-        which is then raised."""
+        """Add the entry of a tenant whose directory may be mounted into its pod. `untaken`: the disk's error while
+        completing the directory, which is raised at the end."""
         self._entries[row.id] = Entry(
             row,
             self._observer.rules_of(row.id),

@@ -93,7 +93,7 @@ class Mirror(Protocol):
         """Return the version of each known object by uid."""
 
     def invalidate(self) -> None:
-        """Mark all cached versions stale: the API server's versions went back."""
+        """Mark all cached versions stale, because etcd was restored from a backup."""
 
 
 class Reflector:
@@ -110,7 +110,7 @@ class Reflector:
         needed: True if placement needs this kind.
         on_listing: Called before everything is listed. Changes between the last watch event and the list are not seen
             one by one.
-        on_replaced: Called when the API server's versions went back, before the store is invalidated.
+        on_replaced: Called when etcd was restored from a backup, before the store is invalidated.
         clock: Monotonic seconds.
     """
 
@@ -162,8 +162,8 @@ class Reflector:
         self._missed = False
         """True after an event that did not name its object, so that the next step is a list."""
         self._histories = 0
-        """Number of times that any reflector found that the versions went back. A list during which the number has
-        changed is not used."""
+        """Number of times that any reflector found that etcd was restored from a backup. A list during which the number
+        has changed is not used."""
         self.listed = False
         """True once everything was listed. False while the resource is not served, and from when the versions went back
         until the next list."""
@@ -224,7 +224,7 @@ class Reflector:
         return _BACKOFF.spread_s(self._failures, random.random())  # noqa: S311 - spreads load, nothing secret
 
     def replace_all(self) -> None:
-        """List again and replace the store: another kind has shown that the versions went back."""
+        """List again and replace the store: another kind has shown that etcd was restored from a backup."""
         listed = self.listed
         self._histories += 1
         self._since, self._seen, self.listed = None, 0, False

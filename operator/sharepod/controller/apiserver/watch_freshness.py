@@ -26,7 +26,7 @@ class WatchFreshness:
 
     kind: str
     listed: bool
-    """True once everything was listed, unless the versions went back since then."""
+    """True once everything was listed, unless etcd was restored from a backup since then."""
     silent_s: float
     """Seconds since the last bytes of the watch, since it was opened, or since the last page of a list, whichever is
     latest. Before any of these: since the start. """

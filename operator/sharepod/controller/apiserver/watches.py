@@ -55,7 +55,7 @@ class Watches:
         client: The API server.
         namespace: Namespace of the Leases.
         on_lease: Called with each Lease of that namespace.
-        on_replaced: Called after all stores were invalidated because the API server's versions went back.
+        on_replaced: Called after all stores were invalidated, because etcd was restored from a backup.
         clock: Monotonic seconds.
     """
 

@@ -146,7 +146,7 @@ def _allocated(snapshot: ClaimSnapshot, claim: ClaimFacts, allocation: Allocatio
     if snapshot.in_use or claim.deleting or not allocation.ours:
         return Wait()  # in use or being deleted: kube-controller-manager removes the allocation with the last Pod
     if mine is None:
-        return Deallocate(claim, None, "the ledger has no share for it")  # A4: names this version
+        return Deallocate(claim, None, "the ledger has no share for it")  # A4: the write applies to this version only
     if snapshot.give_up:
         return Deallocate(claim, mine.node, "another claim of its pod has lost its place there")
     if not snapshot.waited_for:

@@ -61,7 +61,8 @@ class _Answer:
     at: float
     explained: Refusal | None = None
     looking: Iterator[MoveAdvice | Leavers | None] | None = None
-    """Rest of the search for these tenants: each `next` does one step. None if the search has not begun."""
+    """Rest of the search for tenants whose move or end would help; each `next` does one step. None if it has not
+    begun."""
 
 
 class Explanations:
@@ -158,7 +159,8 @@ class Explanations:
             self._later(self._rewrites_at if paced else next_at + _EXPLAIN_PERIOD_S)
 
     def _may_rewrite(self) -> bool:
-        """Return True if one more changed reason may be written now. Otherwise set the time for the rest."""
+        """Return True if one more changed reason may be written now. Otherwise set the time at which writing goes
+        on."""
         now = self._clock()
         if now < self._rewrites_at:
             return False

@@ -146,7 +146,7 @@ def _try_resize(state: ClusterState, memos: TenantMemos, tenant: str) -> str | R
         return None  # the request has changed since the tenant was enqueued; its reconciler enqueues it again
     gpunode = state.gpunodes.named(reserved[0][0])
     seen = (item.memory for item in (gpunode.status.tenants if gpunode else ()) if item.id == tenant)
-    in_use = next(seen, 0)  # bytes in use on that GPU of the tenant on which it uses most
+    in_use = next(seen, 0)  # bytes in use, on the GPU on which the tenant uses most
     answer = resize(
         state.cluster,
         TenantId(tenant),

@@ -15,8 +15,8 @@ from .waiting import ByExplanation, RequestGroup, WaitingTenant
 
 
 class Unexplained:
-    """Waiting tenants to explain. `groups`: returns the request groups, each of which keeps its own members to
-    explain."""
+    """Waiting tenants whose refusal must be explained. `groups`: returns the request groups, each of which keeps such
+    tenants among its own members."""
 
     def __init__(self, groups: Callable[[], Iterable[RequestGroup]]) -> None:
         self._groups = groups

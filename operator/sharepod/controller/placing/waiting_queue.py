@@ -42,7 +42,7 @@ class WaitingQueue:
         self._came: list[WaitingTenant] = []
         """Tenants that have arrived and are not yet added to a pass."""
         self.arrived = asyncio.Event()
-        """Event that is set while there are such arrivals."""
+        """Event that is set while tenants have arrived that are not yet added to a pass."""
         self._queue_index = QueueIndex(self.has, self._know_key, self.arrived)
         self.arrivals = 0
         """Number of all arrivals so far."""

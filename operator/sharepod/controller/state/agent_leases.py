@@ -88,7 +88,7 @@ class AgentLeases:
         return {lease.uid: lease.version for lease in self._leases.values()}
 
     def invalidate(self) -> None:
-        """Mark all cached versions stale: the API server's versions went back."""
+        """Mark all cached versions stale, because etcd was restored from a backup."""
         self._leases = {node: replace(lease, version=0) for node, lease in self._leases.items()}
 
     def alive(self, node: str) -> bool:

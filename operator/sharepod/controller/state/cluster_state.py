@@ -420,7 +420,7 @@ class ClusterState:
         """Return True if a node of the pool has no living agent."""
         return self.nodes.named(name) is not None and not self.agents.alive(name)
 
-    # All of it
+    # All kinds of objects
 
     def tenants(self) -> set[str]:
         """Return every tenant that has a SharePod, a claim, a Pod or a reservation."""

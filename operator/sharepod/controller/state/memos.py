@@ -121,7 +121,7 @@ class TenantMemo:
     ended: tuple[str, float] | None = None
     """(endTime of the SharePod, the same time on this process's monotonic clock)."""
     avoid: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """(reason, time until then) for each node that the tenant must avoid."""
+    """For each node that the tenant must avoid: (reason, time until which it must)."""
     failures: int = 0
     """Number of times that its Pod was withdrawn, or its row refused by the API server. It sets the next pause."""
     not_before: float = 0.0

@@ -52,7 +52,7 @@ class EndingNamespaces:
             self.on_changed(name)
 
     def invalidate(self) -> None:
-        """Mark all cached versions stale: the API server's versions went back."""
+        """Mark all cached versions stale, because etcd was restored from a backup."""
         self._versions = dict.fromkeys(self._versions, 0)
 
 
@@ -100,5 +100,5 @@ class NamespaceLabels:
         return self._versions
 
     def invalidate(self) -> None:
-        """Mark all cached versions stale: the API server's versions went back."""
+        """Mark all cached versions stale, because etcd was restored from a backup."""
         self._versions = dict.fromkeys(self._versions, 0)

@@ -106,7 +106,7 @@ class OtherPods:
         return self._versions
 
     def invalidate(self) -> None:
-        """Mark all cached versions as stale, because the API server's versions went back."""
+        """Mark all cached versions stale, because etcd was restored from a backup."""
         self._versions = dict.fromkeys(self._versions, 0)
         self._ended.clear()
         self._claims.invalidate_pods()

@@ -131,7 +131,7 @@ class Store(Generic[F]):
         return item
 
     def invalidate(self) -> None:
-        """Mark all cached versions stale, and forget deletions. Called when the API server's versions went back.
+        """Mark all cached versions stale, and forget deletions. Called when etcd was restored from a backup.
 
         The facts are not copied: for 10,000 Pods that would take at least 0.25 s.
         """

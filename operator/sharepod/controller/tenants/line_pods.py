@@ -54,7 +54,8 @@ class LinePods:
         self._events = events
         self._clock = clock
         self._avoided: OrderedDict[str, dict[str, tuple[str, float]]] = OrderedDict()
-        """(reason, time until then) for each node to avoid: by the controller's uid, then by the node's name."""
+        """For each controller's uid, and each node that its next Pods must avoid: (reason, time until which they
+        must)."""
 
     def may_be_placed(self, sharepod: SharePodFacts | None, memo: TenantMemo) -> bool:
         """Return True if a tenant may be placed now: a plain Pod only while nodes advertise the resources of the line,

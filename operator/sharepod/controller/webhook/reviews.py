@@ -39,7 +39,7 @@ _POD = {"group": "", "version": "v1", "resource": "pods"}
 
 
 class TooManyPartsError(Exception):
-    """Pod with more parts than a reduced review may have."""
+    """Error for a Pod with more parts than a reduced review may have."""
 
 
 def left_of(review: Any, *, volume: bool = False) -> dict[str, Any]:

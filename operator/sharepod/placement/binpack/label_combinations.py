@@ -163,7 +163,8 @@ class LabelCombinations:
         return self._with_added(worth, shares)
 
     def take(self, worth: list[float], shares: LabelShares, used: npt.NDArray[Any]) -> None:
-        """Apply these shares, and the worths by `weigh`. `used`: combinations on GPUs; others are dropped."""
+        """Apply these shares, and the worths that `weigh` computed from them. Drop combinations that are not in `used`,
+        the numbers of all GPUs."""
         self.shares, self.worth = shares, self._with_added(worth, shares)
         for number, (_, anti_affinity, _) in self._numbers.keep(used):
             for label in anti_affinity:

@@ -39,7 +39,7 @@ _TRIES = 3
 
 @dataclass(slots=True)
 class _Tally:
-    """Failing GPUs, then failing nodes, by number of the first filter that fails."""
+    """GPUs and nodes that fail a filter, by the number of the first filter that they fail."""
 
     gpus: dict[int, list[GpuAccount]] = field(default_factory=dict)
     short_of_gpus: list[NodeAccount] = field(default_factory=list)

@@ -68,7 +68,7 @@ class GpuDevices:
     def find(self, gpus: Sequence[Gpu]) -> dict[str, str]:
         """Return the CDI device of each GPU that has one, by UUID."""
         names = self._names()
-        # NVIDIA's own kind has precedence over kinds of its other programs.
+        # The kind nvidia.com/gpu has precedence over the kind of NVIDIA's device plugin.
         kinds = sorted(names, key=lambda kind: (kind != f"{_VENDOR}/{_CLASS}", kind))
         found: dict[str, str] = {}
         for gpu in gpus:

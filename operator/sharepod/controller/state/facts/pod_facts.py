@@ -181,8 +181,8 @@ def pod_facts(raw: Json) -> PodFacts:
 
 
 def _usual(raw: Json) -> bool:
-    """Return True if the reader's limits on the length of lists do not affect this Pod, so that it need not be
-    reduced."""
+    """Return True if all lists of this Pod are within the reader's limits on their length, so that none must be
+    cut."""
     spec, status = raw.get("spec") or {}, raw.get("status") or {}
     lists = [spec.get("containers"), spec.get("initContainers"), spec.get("schedulingGates"), spec.get("tolerations")]
     lists.append(spec.get("resourceClaims"))

@@ -27,8 +27,8 @@ _KEYS = ("id", "uuid", "type", "series")
 
 @dataclass(frozen=True, slots=True)
 class Entries(Generic[A]):
-    """Entries of one list. `read`: (raw form, model) of each readable entry, by key. `unreadable`: ids of the other
-    entries."""
+    """Entries of one list of an API object. `read`: (raw form, model) of each readable entry, by key. `unreadable`: ids
+    of the other entries."""
 
     models: tuple[A, ...] = ()
     read: Mapping[str, tuple[Any, A]] = field(default_factory=dict)
