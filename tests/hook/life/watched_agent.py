@@ -79,12 +79,18 @@ class Counts:
         """Describe the process's unfinished work on the device; empty if there is none. Launches that were accepted
         behind an unfinished wait do not count: the drain need not wait for them.
         """
-        submitted, done, _, last_end = struct.unpack_from("=QQQQ", self._page, turn.place)
-        behind, behind_end = struct.unpack_from("=QQ", self._page, turn.place + _TO_BEHIND)
+        counts, before = self._counts(turn), None
+        while counts != before:  # a launch behind a wait may end between the two readings of `_counts`
+            counts, before = self._counts(turn), counts
+        submitted, done, _, last_end, behind, behind_end = counts
         own = last_end == behind_end or behind > 0  # the last time slice may belong to a launch behind a wait
         left = 0 if own else max(last_end - time.monotonic_ns(), 0)
         due = submitted - done - behind
         return f"{due} launches to begin, {left} ns of others" if due > 0 or left else ""
+
+    def _counts(self, turn: Turn) -> tuple[int, ...]:
+        behind = struct.unpack_from("=QQ", self._page, turn.place + _TO_BEHIND)
+        return struct.unpack_from("=QQQQ", self._page, turn.place) + behind
 
     def close(self) -> None:
         self._page.close()

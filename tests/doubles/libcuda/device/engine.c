@@ -192,11 +192,11 @@ static bool behind_wait(const struct queue *queue, const struct stream *stream) 
 /* Count a launch that ends at `end`. */
 static void count_kernel(const struct op *op, int device, uint64_t end) {
     struct fake_usage *usage = fake_state_usage(device);
-    if (op->behind) {
+    usage->kernels++;
+    if (op->behind) { /* afterwards: a reader must not see an unfinished launch that is behind no wait */
         usage->behind_end = end;
         usage->behind--;
     }
-    usage->kernels++;
 }
 
 /* Put the stream's next operation on the timeline, if it may begin and is no kernel. `due`: time of the next check. */
