@@ -181,7 +181,8 @@ struct shp_gpu {
 struct shp_welcome { /* LIMITS has the same layout */
     struct shp_header header;
     uint32_t gpu_count; /* 1 to SHP_MAX_GPUS */
-    uint32_t grace_ms;  /* most ms for which the hook, at the end of a turn, waits for threads inside a launch call */
+    uint32_t grace_ms;  /* longest time, in ms, that the hook waits for threads inside a launch call, at the
+                           end of a turn */
     struct shp_gpu gpus[SHP_MAX_GPUS];
 };
 

@@ -13,9 +13,8 @@
 #include "base/sys.h"
 #include "driver/entries.h"
 
-/* Most ns for which the beginning of a capture waits for calls that are not hidden. Without a bound it would wait for a
- * thread that a debugger has stopped.
- */
+/* Longest time, in ns, that the beginning of a capture waits for calls that are not hidden. Without this bound it would
+ * wait for a thread that a debugger has stopped. */
 #define SETTLE (30 * SYS_SECOND)
 #define SETTLE_LOOK (20 * 1000ull)
 

@@ -29,7 +29,8 @@ struct physical;
 struct allocation {
     struct allocation *next; /* next allocation of the bucket, or of a list that was removed from the table */
     uint64_t key;
-    uint64_t bytes;    /* charged bytes. Of a graph: most bytes that a launch can allocate. Of a mapping: its length */
+    uint64_t bytes;    /* charged bytes. Of a graph: the largest number that a launch can
+                          allocate. Of a mapping: its length */
     CUcontext context; /* the allocation ends with this context; NULL: it outlives contexts */
     union {
         struct physical *physical; /* memory of a handle or mapping; of linear memory only if a descriptor of it was

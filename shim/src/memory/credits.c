@@ -1,4 +1,4 @@
-/* Credits of each GPU: `used` of `credited` bytes are in use. Both change with the lock of struct gpus.
+/* Credits of each GPU: `used` of `credited` bytes are in use. The lock of struct gpus guards both.
  *
  * A reservation first takes idle credits, then requests more from the agent, and then tries again, because another
  * thread may have taken the new credits.
@@ -22,7 +22,7 @@
 /* Bytes: idle credits beyond the sum of this and `kept` are returned at once. It is the step by which the driver grows
  * a pool. */
 #define CREDITS_IDLE_MOST (32ull << 20)
-/* Bytes, 64 TiB: most bytes that are requested from the agent. No GPU has as many. */
+/* Limit of the bytes that are requested from the agent: 64 TiB. No GPU has as many. */
 #define RESERVE_MOST (1ull << 46)
 /* ns for which to wait for the agent's answer if the known limit already forbids the bytes. An answer takes 22 us, from
  * a busy agent some ms. */
@@ -37,7 +37,7 @@ static struct gpu *gpu_at(int place) {
     return &memory_state()->gpus->gpus[place];
 }
 
-/* Make the hook thread check this GPU. With the lock. */
+/* Make the hook thread check this GPU. The caller holds the lock. */
 static void watch(struct gpu *gpu) {
     if (gpu->watched)
         return;
@@ -48,8 +48,7 @@ static void watch(struct gpu *gpu) {
 }
 
 /* Update the minimum of idle credits after a change of `credited` or `used`. If any are idle, make the hook thread
- * check them. With the lock.
- */
+ * check them. The caller holds the lock. */
 static void moved(struct gpu *gpu) {
     uint64_t idle = gpu->credited - gpu->used;
     if (idle < gpu->idle_least)
@@ -59,7 +58,7 @@ static void moved(struct gpu *gpu) {
 }
 
 /* The process must request `bytes` bytes from the agent. If it has returned as many only a short time ago, keep as many
- * idle in future. With the lock. */
+ * idle in future. The caller holds the lock. */
 static void missed(struct gpu *gpu, uint64_t bytes) {
     if (gpu->parted == 0)
         return;
@@ -70,7 +69,7 @@ static void missed(struct gpu *gpu, uint64_t bytes) {
     gpu->kept += again;
 }
 
-/* Take bytes from the idle credits. Return false if they are too few. With the lock. */
+/* Take bytes from the idle credits. Return false if they are too few. The caller holds the lock. */
 static bool take(struct gpu *gpu, uint64_t bytes) {
     if (gpu->credited - gpu->used < bytes)
         return false;
@@ -169,7 +168,7 @@ bool credits_reserve_ahead(int place, uint64_t bytes) {
 }
 
 /* Send the reports that could not be sent earlier, because the socket was full: growth, and the ends of recalls. Return
- * false if one still cannot be sent. With the lock. */
+ * false if one still cannot be sent. The caller holds the lock. */
 static bool reports_sent(int place, struct gpu *gpu) {
     struct session *session = memory_state()->session;
     if (gpu->unreported > 0 && session_grown(session, place, gpu->unreported))
@@ -179,7 +178,7 @@ static bool reports_sent(int place, struct gpu *gpu) {
     return gpu->unreported == 0 && gpu->unanswered == 0;
 }
 
-/* Return idle credits to the agent. With the lock. */
+/* Return idle credits to the agent. The caller holds the lock. */
 static void give_back(int place, uint64_t idle) {
     struct gpu *gpu = gpu_at(place);
     gpu->credited -= idle;
@@ -224,12 +223,12 @@ void credits_grow(int place, uint64_t bytes) {
     unlock(&gpus->lock);
 }
 
-/* From now on, keep no more idle credits than CREDITS_IDLE_MOST. With the lock. */
+/* From now on, keep no more idle credits than CREDITS_IDLE_MOST. The caller holds the lock. */
 static void keep_little(struct gpu *gpu) {
     gpu->kept = gpu->parted = 0;
 }
 
-/* Remove up to `bytes` idle credits, and return their number. With the lock. */
+/* Remove up to `bytes` idle credits, and return their number. The caller holds the lock. */
 static uint64_t take_idle(struct gpu *gpu, uint64_t bytes) {
     uint64_t idle = gpu->credited - gpu->used, given = idle < bytes ? idle : bytes;
     gpu->credited -= given;
@@ -266,7 +265,7 @@ static bool recalled(void *of, const void *packet, const int *descriptors) {
     return gpu != NULL;
 }
 
-/* Handler of a lowered limit: return all idle credits. With the lock. */
+/* Handler of a lowered limit: return all idle credits. The caller holds the lock. */
 static void lowered(int place, uint64_t before) {
     struct gpu *gpu = gpu_at(place);
     if (gpu->credited > gpu->used)
@@ -291,7 +290,7 @@ void credits_prepare(struct memory *memory, struct gpus *gpus, struct session *s
 }
 
 /* Return the credits that were idle since the last check to the agent, and lower `kept` by as many. Checks continue
- * until no credits are idle and the agent has all reports. With the lock. */
+ * until no credits are idle and the agent has all reports. The caller holds the lock. */
 static void look(int place, struct gpu *gpu, uint64_t now) {
     bool all_sent = reports_sent(place, gpu);
     uint64_t spare = gpu->idle_least;

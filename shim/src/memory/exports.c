@@ -18,7 +18,7 @@
 #include "base/sys.h"
 #include "memory/state.h"
 
-/* A descriptor that the driver has exported. With the lock. */
+/* A descriptor that the driver has exported. The lock of struct gpus guards it. */
 struct export {
     struct hash_link link; /* link in exports_table, by the address of this struct */
     struct export *next;
@@ -51,7 +51,8 @@ static int present(void) {
     return number >= 0 && mark >= 0 && enter(number, EPOLL_CTL_MOD, mark, NULL) == 0 ? number : -1;
 }
 
-/* Return the descriptor of the epoll instance, created if necessary; -1: too many open files. With the lock. */
+/* Return the descriptor of the epoll instance, created if necessary; -1: too many open files. The caller holds the
+ * lock. */
 static int prepare(void) {
     int ends[2], number = present();
     if (number >= 0 || sys_call(SYS_pipe2, (long)ends, O_CLOEXEC, 0, 0, 0, 0) != 0)

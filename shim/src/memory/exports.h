@@ -20,10 +20,11 @@
 /* Watch a descriptor that the driver has exported, and count it in `*open` until it is closed. Return false if this
  * process cannot open another file. */
 bool exports_watch(uint32_t *open, int descriptor);
-/* Find the watched descriptors that are closed now, and decrement the count `*open` of each. With the lock. */
+/* Find the watched descriptors that are closed now, and decrement the count `*open` of each. The caller holds the
+ * lock. */
 void exports_count(void);
-/* As exports_count, but with many descriptors only some calls count, so that a call is cheap on average. With the lock.
- */
+/* As exports_count, but with many descriptors only some calls count, so that a call is cheap on average. The caller
+ * holds the lock. */
 void exports_count_seldom(void);
 /* Keep a copy of an imported descriptor, and return it. Return -1 if the program could then open too few files
  * (descriptor_room). The exporting process then does not see this importer. */

@@ -58,7 +58,8 @@ void physical_unlock(struct physical *physical) {
         session_wake();
 }
 
-/* Remove the lingering entries without an open descriptor from the list, and return them as a list. With the lock. */
+/* Remove the lingering entries without an open descriptor from the list, and return them as a list. The caller holds
+ * the lock. */
 static struct physical *take_closed(void) {
     struct physical *closed = NULL;
     for (struct physical **at = &memory_state()->lingering, *physical; (physical = *at) != NULL;) {

@@ -46,19 +46,19 @@ struct allocation *physical_begin(uint64_t bytes, int place);
 /* Remove the pin. `made`: the driver has created the memory; add the handle to the table. Otherwise free the allocation
  * and the entry, and return the charge. */
 void physical_end(struct allocation *allocation, bool made, CUmemGenericAllocationHandle handle);
-/* Return the physical memory of a handle; NULL: the handle is unknown. With the lock. */
+/* Return the physical memory of a handle; NULL: the handle is unknown. The caller holds the lock. */
 struct physical *physical_of(CUmemGenericAllocationHandle handle);
 /* Return the physical memory that is mapped at an address; NULL: none. `*left`: bytes from the address to the end of
- * the mapping. With the lock. */
+ * the mapping. The caller holds the lock. */
 struct physical *physical_at(uint64_t address, uint64_t *left);
 /* As physical_at, also for linear memory, which gets an entry (struct physical) by this call. Return NULL also if host
- * memory is exhausted. With the lock. */
+ * memory is exhausted. The caller holds the lock. */
 struct physical *physical_within(uint64_t address, uint64_t *left);
-/* Create an object with a pin, and bind the physical memory `piece` to it; NULL: host memory is exhausted. With the
- * lock. */
+/* Create an object with a pin, and bind the physical memory `piece` to it; NULL: host memory is exhausted. The caller
+ * holds the lock. */
 struct physical *physical_object(struct physical *piece);
-/* Add a binding to a list. The binding counts as a mapping of `bound`. Return false if host memory is exhausted. With
- * the lock. */
+/* Add a binding to a list. The binding counts as a mapping of `bound`. Return false if host memory is exhausted. The
+ * caller holds the lock. */
 bool physical_bind(struct binding **list, struct physical *bound, uint64_t at, uint64_t bytes);
 /* Release the lock. If nothing refers to `physical` any more, free it before, and return its charge afterwards.
  * `physical` may be NULL. */
@@ -68,7 +68,7 @@ bool physical_refresh(void);
 /* Call physical_refresh at regular times while any memory lingers. Return the time of the next call. Only the hook
  * thread calls this. */
 uint64_t physical_step(uint64_t now);
-/* Free bindings that were removed from their object's list. Without the lock. */
+/* Free bindings that were removed from their object's list. The caller must not hold the lock. */
 void physical_unbound(struct binding *bindings);
 
 #endif

@@ -7,7 +7,8 @@
 #include <stdint.h>
 
 /* Return the charges of memory that was freed on a GPU (-1: on all GPUs). Return whether there was any. `driver`: false
- * if no function of the driver may be called, because the program is exiting. Without the lock. */
+ * if no function of the driver may be called, because the program is exiting. The caller must not hold the lock of
+ * struct gpus. */
 bool memory_refresh(int place, bool driver);
 /* Call memory_refresh at regular times while it can find anything, and return idle credits to the agent. Return the
  * time of the next call. Only the hook thread calls this. */

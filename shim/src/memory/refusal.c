@@ -1,4 +1,4 @@
-/* The message has MiB: the limit is rounded down and all other figures are rounded up, so that the figures never seem
+/* The message has MiB: the limit is rounded down and all other sizes are rounded up, so that they never seem
  * to fit. */
 #include "memory/refusal.h"
 

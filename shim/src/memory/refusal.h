@@ -5,8 +5,8 @@
 
 #include <stdint.h>
 
-/* Write the message, at most once a minute: the requested bytes, the bytes in use, the limit, and the remedy. Without
- * the lock. */
+/* Write the message, at most once a minute: the requested bytes, the bytes in use, the limit, and the remedy. The
+ * caller must not hold the lock of struct gpus. */
 void refusal_say(int place, uint64_t bytes);
 
 #endif

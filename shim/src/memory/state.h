@@ -43,13 +43,13 @@ enum {
     MEMORY_CURRENT_POOLS = 16
 }; /* number of devices whose current memory pool is cached; for other devices the driver is queried each time */
 
-/* The lock of struct gpus guards all members, except members marked "without the lock". */
+/* The lock of struct gpus guards all members, except members marked "unguarded". */
 struct memory {
-    struct gpus *gpus;       /* without the lock */
-    struct session *session; /* without the lock */
+    struct gpus *gpus;       /* unguarded */
+    struct session *session; /* unguarded */
     /* Callback: returns the charges of memory that was freed on the GPU at `place` without a call of the program. True
-     * if there was any. `wait`: also wait, for at most 1 s, for memory that streams are about to free. Without the
-     * lock. */
+     * if there was any. `wait`: also wait, for at most 1 s, for memory that streams are about to free. The caller
+     * must not hold the lock. */
     bool (*refresh)(int place, bool wait);
     struct allocation_table allocations;
     struct slab physical_slab, binding_slab, export_slab;
@@ -58,25 +58,26 @@ struct memory {
     size_t export_count, export_most; /* length of that list; length at which open descriptors are counted again */
     size_t export_asked;              /* calls of exports_count_seldom since the last count */
     struct physical *lingering;       /* physical memory to which only exported descriptors refer */
-    uint64_t physical_next_look;      /* sys_now() of the hook thread's next check of `lingering`; without the lock */
-    _Atomic uint32_t giving_back;     /* number of threads that are returning charges of memory of the list `lingering`
-                                       */
-    _Atomic uint32_t given_back;      /* number of such returns so far; read and written without the lock */
-    uint64_t largest_mapping;         /* bytes: the longest mapping so far */
-    uint64_t sparse;                  /* number of mappings into sparse arrays */
-    struct pool_memory *pools;        /* all pools registered so far, the newest first */
+    uint64_t physical_next_look;      /* sys_now() of the next check of `lingering`; unguarded: only the hook thread
+                                         uses it */
+    _Atomic uint32_t giving_back; /* number of threads that have taken entries off `lingering` and not yet returned all
+                                     their charges; unguarded */
+    _Atomic uint32_t given_back;  /* number of times so far that a thread has returned such charges; unguarded */
+    uint64_t largest_mapping;     /* bytes: the longest mapping so far */
+    uint64_t sparse;              /* number of mappings into sparse arrays */
+    struct pool_memory *pools;    /* all pools registered so far, the newest first */
     struct slab pool_slab;
-    bool pools_watched;       /* the hook thread checks the driver's figures of pools regularly */
+    bool pools_watched;       /* the hook thread regularly reads the bytes that the driver reports for pools */
     uint64_t pool_chunk;      /* bytes: step in which the driver grows pools, as learned so far: that step or a multiple
                                  of it. 0: no pool has grown yet */
     uint64_t pool_surplus;    /* bytes: largest growth of a pool beyond the bytes that the call needed. It is less than
                                  the driver's step */
-    uint64_t pools_next_look; /* sys_now() of the hook thread's next check; without the lock */
-    _Atomic bool graph_pools; /* a graph may have memory nodes; without the lock */
-    uint32_t contexts[SHP_MAX_GPUS]; /* by place of the GPU: number of this process's contexts there */
-    uint64_t overhead[SHP_MAX_GPUS]; /* bytes charged for these contexts */
-    struct kinds kinds;              /* without the lock */
-    _Atomic uint64_t refusal_due;    /* sys_now() from which the next refusal is written; without the lock */
+    uint64_t pools_next_look; /* sys_now() of the hook thread's next check; unguarded */
+    _Atomic bool graph_pools; /* a graph may have memory nodes; unguarded */
+    uint32_t contexts[SHP_MAX_GPUS];                  /* by place of the GPU: number of this process's contexts there */
+    uint64_t overhead[SHP_MAX_GPUS];                  /* bytes charged for these contexts */
+    struct kinds kinds;                               /* unguarded */
+    _Atomic uint64_t refusal_due;                     /* sys_now() from which the next refusal is written; unguarded */
     CUmemoryPool current_pools[MEMORY_CURRENT_POOLS]; /* by device: its current pool; NULL: not known */
     uint32_t pools_chosen;                            /* number of calls so far that may have changed the current pool
                                                          of a device */

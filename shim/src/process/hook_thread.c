@@ -7,8 +7,8 @@
 #include "base/sys.h"
 #include "memory/refresh.h"
 
-/* Most ns for which the exit of a program is delayed until its GPU work has drained. Most programs have already waited
- * for their work. */
+/* Longest time, in ns, that the exit of a program is delayed until its GPU work has drained. Most programs have already
+ * waited for their work. */
 #define LEAVE_TIME (100 * SYS_MS)
 
 #define SLICE 100000ull /* ns: the shortest scheduling slice that Linux accepts; one loop iteration takes less */

@@ -122,7 +122,7 @@ static void connect_rooms(struct process *process, uint64_t phase) {
         .gate = &process->gate, .session = &process->session, .token = token, .freed = &process->freed};
 }
 
-/* Set up the process. With the start lock. The steps, in this order:
+/* Set up the process. The caller holds the start lock. The steps, in this order:
  * 1. Find the clock, and check that the driver has all functions that the hook needs.
  * 2. Read the tenant's shares from the file `limits`.
  * 3. Set up the fork handler, the session's pipe, the gate, and the connections between packages.

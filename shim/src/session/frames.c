@@ -14,9 +14,9 @@ static struct shp_header header_of(uint16_t version, uint16_t type, uint32_t siz
 }
 
 /* Report the memory of this process from an earlier connection to the agent (SE3, session.h), and then the end of the
- * report. Until that end, the agent uses its own earlier figures of the process. Any frame other than these reports
- * marks the end: the hook sends MEMINFO requests for all GPUs. Return false if the connection is lost. With the locks
- * of struct gpus and of the session. */
+ * report. Until that end, the agent uses its own earlier byte counts of the process. Any frame other than these reports
+ * marks the end: the hook sends MEMINFO requests for all GPUs. Return false if the connection is lost. The caller
+ * holds the locks of struct gpus and of the session. */
 static bool hand_over(struct gpus *gpus, uint16_t version) {
     for (unsigned place = 0; place < gpus->count; place++) {
         struct gpu *gpu = &gpus->gpus[place];

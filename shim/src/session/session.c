@@ -82,7 +82,7 @@ bool session_put(const void *frame, uint32_t size) {
 }
 
 /* Send a frame. Return false if there is no connection, or if the socket is full because the agent does not receive. In
- * the latter case a ping will end the connection. With the lock of the session. */
+ * the latter case a ping will end the connection. The caller holds the lock of the session. */
 static bool send_locked(struct session *session, void *frame, uint16_t type, uint32_t size, uint32_t seq) {
     fill(frame, session->version, type, size, seq);
     return atomic_load(&session->ready) && session_put(frame, size);
@@ -119,7 +119,7 @@ bool session_grown(struct session *session, int place, uint64_t bytes) {
 }
 
 /* Return a free question, or one whose thread no longer waits: it was cancelled, or a signal handler jumped out of the
- * wait. NULL: all are in use. With the lock. */
+ * wait. NULL: all are in use. The caller holds the lock. */
 static struct question *free_question(struct session *session, int self) {
     for (int i = 0; i < SESSION_QUESTIONS; i++)
         if (atomic_load(&session->questions[i].state) == QUESTION_FREE)
@@ -188,7 +188,7 @@ struct answer session_ask(struct session *session, int type, uint32_t flags, int
     return answer;
 }
 
-/* Return the question with this request number; NULL: its thread no longer waits. With the lock. */
+/* Return the question with this request number; NULL: its thread no longer waits. The caller holds the lock. */
 static struct question *waiting_question(struct session *session, uint32_t seq) {
     for (int i = 0; i < SESSION_QUESTIONS; i++)
         if (session->questions[i].seq == seq && atomic_load(&session->questions[i].state) == QUESTION_WAITING)

@@ -46,38 +46,38 @@ struct gpu {
 enum { GPUS_DEVICES = 64 }; /* number of CUDA devices in `places`: four times as many as a tenant may have */
 
 struct gpus {
-    struct lock lock; /* guards this struct and struct memory. "With the lock": the caller holds it */
+    struct lock lock; /* guards this struct and struct memory; "the lock" in comments here and in memory/ */
     unsigned count;
     _Atomic bool ungated; /* no share is known, and the agent's setting fail_open is on: launches and allocations are
                              not limited */
     struct gpu gpus[SHP_MAX_GPUS];
     /* Callback: the enforced memory limit of the GPU at `place` was lowered from `before` bytes. NULL: none. Called
-     * with the lock. */
+     * while the lock is held. */
     void (*lowered)(int place, uint64_t before);
     _Atomic int8_t places[GPUS_DEVICES]; /* by CUDA device ordinal: 0: not looked up; -1: not a GPU of the tenant; else
                                             place + 1 */
 };
 
 /* Store the tenant's shares. `connected`: true if they come from the agent; the index in `granted` is then the GPU's
- * index in frames. With the lock. */
+ * index in frames. The caller holds the lock. */
 void gpus_learn(struct gpus *gpus, const struct shp_gpu *granted, unsigned count, bool connected);
-/* Store the memory use of the tenant's other processes: `used` minus `own` bytes. With the lock. */
+/* Store the memory use of the tenant's other processes: `used` minus `own` bytes. The caller holds the lock. */
 void gpus_learn_siblings(struct gpu *gpu, uint64_t used, uint64_t own);
-/* Clear the indices in frames after the connection is lost. With the lock. */
+/* Clear the indices in frames after the connection is lost. The caller holds the lock. */
 void gpus_disconnect(struct gpus *gpus);
-/* Return the GPU with this index in frames; NULL: there is none. With the lock. */
+/* Return the GPU with this index in frames; NULL: there is none. The caller holds the lock. */
 struct gpu *gpus_by_wire(struct gpus *gpus, uint32_t wire);
 /* Results of gpus_place for devices without a place. GPUS_FOREIGN: not a GPU of this tenant. GPUS_NO_DEVICE: no such
  * device. */
 enum { GPUS_FOREIGN = -1, GPUS_NO_DEVICE = -2 };
-/* Return the place of a CUDA device, or GPUS_FOREIGN or GPUS_NO_DEVICE. Without the lock. */
+/* Return the place of a CUDA device, or GPUS_FOREIGN or GPUS_NO_DEVICE. The caller must not hold the lock. */
 int gpus_place(struct gpus *gpus, CUdevice device);
 /* Return whether launches pass without a gate, and memory is neither counted nor refused. */
 static inline bool gpus_ungated(const struct gpus *gpus) {
     return atomic_load_explicit(&gpus->ungated, memory_order_relaxed);
 }
 /* Return the smallest request of all GPUs, in thousandths. Without an agent, the hook holds all GPUs for this part of
- * the time. Without the lock. */
+ * the time. The caller must not hold the lock. */
 uint32_t gpus_request(struct gpus *gpus);
 
 #endif

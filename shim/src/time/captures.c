@@ -6,7 +6,7 @@
 
 enum { SWEEP = 8 }; /* rows with STREAM_ORPHAN that captures_fence checks and perhaps frees, to limit their number */
 
-/* Free some rows whose events have passed. Between drains no other code frees such rows. With the lock. */
+/* Free some rows whose events have passed. Between drains no other code frees such rows. The caller holds the lock. */
 static void sweep(struct streams *streams) {
     struct known_stream *next, *orphan = streams->orphans;
     for (int i = 0; i < SWEEP && orphan != NULL; i++, orphan = next) {

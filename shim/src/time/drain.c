@@ -50,7 +50,7 @@ static bool has_event(struct known_stream *row) {
 
 /* Record the event of the row behind the work of its stream, whose context exists, and mark the launches of all queues
  * as covered. The row still waits for earlier work. A launch that is counted after this call is not covered. Return
- * false if the event cannot be recorded now. With the lock. */
+ * false if the event cannot be recorded now. The caller holds the lock. */
 static bool cover(struct streams *streams, struct known_stream *row) {
     if (!has_event(row))
         return false;
@@ -74,7 +74,7 @@ static bool launched_into(const struct known_stream *row) {
 
 /* Record the event of the row in its stream, in a thread whose next call waits for that stream. The stream may be full:
  * this call then waits for room, as the next one would. No other thread must wait for it, so the lock is released
- * during the call. Only one thread at a time does this for a row. With the lock. */
+ * during the call. Only one thread at a time does this for a row. The caller holds the lock. */
 static void cover_in_stream(struct streams *streams, struct known_stream *row) {
     struct known_context *known = row->context;
     CUcontext context = known->context;
@@ -101,13 +101,15 @@ static void cover_in_stream(struct streams *streams, struct known_stream *row) {
 }
 
 /* Return whether the launches of the row need an event before ungated work. They need none if a capture forbids it (R3,
- * streams.h), or if recording might wait for room behind a wait of the program. `row` may be NULL. With the lock. */
+ * streams.h), or if recording might wait for room behind a wait of the program. `row` may be NULL. The caller holds the
+ * lock. */
 static bool needs_cover(const struct streams *streams, const struct known_stream *row) {
     return row != NULL && !context_unsettled(row->context) && !row->covering && !streams_covered(row) &&
            !launched_into(row) && row->waits == NULL && !streams_may_block(streams, row);
 }
 
-/* Record the event of the row, if its launches need one. Return whether the lock was released. With the lock. */
+/* Record the event of the row, if its launches need one. Return whether the lock was released. The caller holds the
+ * lock. */
 static bool cover_before_ungated(struct streams *streams, struct known_stream *row) {
     if (!needs_cover(streams, row))
         return false;
@@ -149,13 +151,13 @@ void drain_before_ungated_context(struct streams *streams, CUcontext context, bo
     unlock(&streams->lock);
 }
 
-/* Make the drain wait for the last fence of each thread. With the lock. */
+/* Make the drain wait for the last fence of each thread. The caller holds the lock. */
 static void await_fences(struct known_stream *row) {
     for (struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
         queue->awaited = atomic_load(&queue->last) != NULL;
 }
 
-/* Make the drain wait for one stream, whose context exists. With the lock. */
+/* Make the drain wait for one stream, whose context exists. The caller holds the lock. */
 static void begin_stream(struct streams *streams, struct known_stream *row) {
     if (row->stream == STREAM_ORPHAN) { /* its stream was destroyed next to an open capture */
         row->waiting = streams_record_context(streams, row, row->event);

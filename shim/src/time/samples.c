@@ -87,7 +87,8 @@ struct view {
     bool unseen;        /* the state of at least one stream is not known */
 };
 
-/* Add the state of one stream of the registry to `view`. With the lock, between own_calls_begin and own_calls_end. */
+/* Add the state of one stream of the registry to `view`. The caller holds the lock, and is between own_calls_begin
+ * and own_calls_end. */
 static void look_at_row(const struct streams *streams, struct known_stream *row, struct view *view) {
     CUcontext popped;
     if (context_unsettled(row->context))

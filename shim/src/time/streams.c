@@ -98,7 +98,7 @@ void streams_set_busy(struct streams *streams, struct known_stream *row, bool bu
         row->busy_next->busy_from = busy ? &row->busy_next : row->busy_from;
 }
 
-/* Remove the row's oldest wait. With the lock. */
+/* Remove the row's oldest wait. The caller holds the lock. */
 static void give_wait(struct streams *streams, struct known_stream *row) {
     struct program_wait *wait = row->waits;
     for (struct queue *queue = row->queues; queue != NULL; queue = queue->stream_next)
@@ -147,7 +147,7 @@ bool streams_covered(const struct known_stream *row) {
     return true;
 }
 
-/* Note that no wait of the program is left in the row's stream. With the lock. */
+/* Note that no wait of the program is left in the row's stream. The caller holds the lock. */
 static void unhold(const struct streams *streams, struct known_stream *row) {
     if (row->context->held || atomic_load(&streams->holding) > 0)
         return;
@@ -159,7 +159,7 @@ static void unhold(const struct streams *streams, struct known_stream *row) {
 }
 
 /* Remove the row's oldest wait, which has passed. After the last wait, clear the queues' marks for waits of the
- * program. With the lock. */
+ * program. The caller holds the lock. */
 static void drop_wait(struct streams *streams, struct known_stream *row) {
     give_wait(streams, row);
     if (row->waits == NULL)
@@ -350,7 +350,8 @@ void streams_retained(struct streams *streams, CUdevice device, CUcontext contex
     unlock(&streams->primaries_lock);
 }
 
-/* Destroy events of the context with this epoch, unless it has ended, and set them to NULL. With the lock. */
+/* Destroy events of the context with this epoch, unless it has ended, and set them to NULL. The caller holds the
+ * lock. */
 static void destroy_events(struct streams *streams, CUcontext context, uint32_t epoch, CUevent *events, int count) {
     bool lives = streams_lives(streams, context, epoch);
     for (int i = 0; i < count; i++) {
@@ -387,7 +388,8 @@ bool streams_event_over(struct streams *streams, CUcontext context, uint32_t epo
     return over;
 }
 
-/* Free the queues of the slot whose streams have ended. In the slot's thread, with the lock. */
+/* Free the slot's queues whose streams have ended. Only the slot's thread calls this, or another thread after its exit.
+ * The caller holds the lock. */
 static void reap(struct streams *streams, struct slot *slot) {
     while (slot->ended != NULL) {
         struct queue *queue = slot->ended;
@@ -423,7 +425,8 @@ static uint64_t hash_of_queue(const struct slot *slot, const struct known_stream
     return hash_of(hash_of((uintptr_t)slot, (uintptr_t)row), (uintptr_t)stream);
 }
 
-/* Return the queue of the slot's thread on the stream with this name; NULL: there is none. With the lock. */
+/* Return the queue of the slot's thread on the stream with this name; NULL: there is none. The caller holds the
+ * lock. */
 static struct queue *find_queue(struct streams *streams, const struct slot *slot, const struct known_stream *row,
                                 CUstream stream) {
     struct queue *only = row->queues; /* usually only one thread launches into a stream */
@@ -495,7 +498,8 @@ static struct queue *recall(const struct slot *slot, uint64_t key, CUstream stre
     return queue != NULL && queue->stream == stream && queue->context == context ? queue : NULL;
 }
 
-/* Make the queue's thread record the event behind the last wait of the row, before it launches. With the lock. */
+/* Make the queue's thread record the event behind the last wait of the row, before it launches. The caller holds the
+ * lock. */
 static void choose_mark(struct known_stream *row, struct queue *queue) {
     struct program_wait *wait = row->unmarked;
     if (wait->behind == NULL)

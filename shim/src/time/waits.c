@@ -10,8 +10,8 @@
 #define ROOM_POLL (100 * 1000ull)
 
 /* Add a wait to the row, and return its entry. Return NULL for a wait that is directly behind another one, or if the
- * row's waits have too many events in the stream: to a drain, such a wait is part of the launches behind it. With the
- * lock. */
+ * row's waits have too many events in the stream: to a drain, such a wait is part of the launches behind it. The caller
+ * holds the lock. */
 static struct program_wait *note_wait(struct streams *streams, struct known_stream *row, struct host_call *call) {
     if (context_unsettled(row->context) || (call == NULL && row->unmarked != NULL))
         return NULL;
@@ -54,7 +54,7 @@ static struct program_wait *note_wait(struct streams *streams, struct known_stre
     return wait;
 }
 
-/* Record a wait of the program in the row's stream. `row` may be NULL. With the lock. */
+/* Record a wait of the program in the row's stream. `row` may be NULL. The caller holds the lock. */
 static void hold(struct known_stream *row) {
     if (row == NULL)
         return;
@@ -68,7 +68,7 @@ static void hold(struct known_stream *row) {
 
 /* Record a wait of the program in this stream of the context. For the legacy stream, record it in all streams of the
  * context, also later ones. `entry`: a stream that is no default stream gets an entry of the wait. Return as
- * waits_hold. With the lock. */
+ * waits_hold. The caller holds the lock. */
 static struct program_wait *hold_in(struct streams *streams, struct known_context *known, CUstream stream,
                                     struct host_call *call, bool entry) {
     struct known_stream *named = stream_is_default(stream) ? NULL : streams_find(streams, known, stream);

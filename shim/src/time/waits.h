@@ -33,7 +33,7 @@ void waits_make_room(struct streams *streams, const struct gate *gate, CUstream 
 void waits_fence(struct streams *streams, struct program_wait *wait, CUstream stream);
 /* Record the event that queue->mark requests, inside a passage, before the launch. */
 void waits_mark(struct streams *streams, struct queue *queue);
-/* Return whether launches of the queue are behind a wait that has not passed. In the queue's thread. */
+/* Return whether launches of the queue are behind a wait that has not passed. Only the queue's thread calls this. */
 bool waits_block(struct streams *streams, struct queue *queue);
 
 /* Mark a wait whose call the driver has refused, so that the next check removes it. */
@@ -45,8 +45,8 @@ void waits_free_call(struct streams *streams, struct host_call *call);
 /* Note that the function has returned, or that it will not be called. */
 void waits_call_returned(struct streams *streams, struct host_call *call);
 
-/* Return whether the work before the row's oldest wait has finished, as far as no fence of the row shows it. With the
- * registry's lock. */
+/* Return whether the work before the row's oldest wait has finished, as far as no fence of the row shows it. The caller
+ * holds the registry's lock. */
 bool waits_reached(const struct known_stream *row, const struct program_wait *wait);
 
 /* Return whether a stream of the context waits for the program. An event behind all work of the context may then pass

@@ -21,14 +21,14 @@
 #define TURN_TIME (1000 * SYS_MS)
 #define GRAPH_TURN_TIME (50 * SYS_MS)
 
-/* Return true if, by the driver's figures, the pool has `bytes` bytes of unused memory. */
+/* Return true if, by the driver's byte counts, the pool has `bytes` bytes of unused memory. */
 static bool could_reuse(const struct pool_memory *memory, uint64_t bytes) {
     uint64_t reserved, used;
     return pool_figure(memory, false, &reserved) && pool_figure(memory, true, &used) && reserved >= used &&
            reserved - used >= bytes;
 }
 
-/* Return the bytes by which the driver is expected to grow the pool. With the lock. */
+/* Return the bytes by which the driver is expected to grow the pool. The caller holds the lock. */
 static uint64_t step(const struct pool_memory *memory, uint64_t bytes) {
     uint64_t chunk = memory->pool == NULL         ? CHUNK_LEAST
                      : memory_state()->pool_chunk ? memory_state()->pool_chunk
@@ -41,13 +41,13 @@ static uint64_t step(const struct pool_memory *memory, uint64_t bytes) {
 }
 
 /* Return true if the driver's step is known to be pool_chunk, because a growth was seen that no smaller step explains.
- * With the lock. */
+ * The caller holds the lock. */
 static bool step_known(void) {
     return memory_state()->pool_chunk > 0 && memory_state()->pool_surplus >= memory_state()->pool_chunk / 2;
 }
 
-/* Return true if the charge must be the expected growth, and may not be reduced to the least possible growth. With the
- * lock. */
+/* Return true if the charge must be the expected growth, and may not be reduced to the least possible growth. The
+ * caller holds the lock. */
 static bool is_exact(const struct pool_call *call) {
     return !call->learns || call->memory->origin == POOL_SHAREABLE;
 }
@@ -65,7 +65,8 @@ static bool reserve_new(struct pool_call *call, bool exact) {
 }
 
 /* Wait until no call has exclusive use of the pool. If `alone`, also wait until no call is under way or about to begin.
- * Return false after TURN_TIME (GRAPH_TURN_TIME for a graph pool). With the lock, which is released during the wait. */
+ * Return false after TURN_TIME (GRAPH_TURN_TIME for a graph pool). The caller holds the lock, which is released during
+ * the wait. */
 static bool await_turn(struct pool_memory *memory, bool alone) {
     uint64_t deadline = 0, now;
     while (memory->alone || (alone && (memory->busy > 0 || memory->charging > 0))) {
@@ -82,7 +83,7 @@ static bool await_turn(struct pool_memory *memory, bool alone) {
     return true;
 }
 
-/* Wake the threads that wait for the pool. With the lock. */
+/* Wake the threads that wait for the pool. The caller holds the lock. */
 static void wake(struct pool_memory *memory) {
     memory->calls++;
     if (memory->awaited)
@@ -90,14 +91,14 @@ static void wake(struct pool_memory *memory) {
     memory->awaited = false;
 }
 
-/* End a call's exclusive use of the pool, if it has it, and wake waiting threads. With the lock. */
+/* End a call's exclusive use of the pool, if it has it, and wake waiting threads. The caller holds the lock. */
 static void leave_turn(struct pool_call *call) {
     if (call->alone)
         call->memory->alone = call->alone = false;
     wake(call->memory);
 }
 
-/* Record that the call gives up its charge. With the lock. */
+/* Record that the call gives up its charge. The caller holds the lock. */
 static void end_charge(struct pool_call *call) {
     call->charging = false;
     call->memory->charging--;
@@ -174,7 +175,7 @@ static bool reserve(struct pool_call *call, enum pool_reuse may_reuse) {
 }
 
 /* Learn the driver's step from the growth by one call. The growth is a multiple of the step, and exceeds the call's
- * need by less than the step. `now`: bytes reserved after the call. With the lock. */
+ * need by less than the step. `now`: bytes reserved after the call. The caller holds the lock. */
 static void learn(const struct pool_call *call, uint64_t now) {
     struct memory *all = memory_state();
     if (!call->learns || call->memory->most > 0 || now <= call->before)
@@ -219,7 +220,7 @@ bool pool_call_begin(struct pool_call *call, struct pool_memory *memory, uint64_
     return true;
 }
 
-/* End a call. `more`: bytes that were charged for the call after it was made. With the lock. */
+/* End a call. `more`: bytes that were charged for the call after it was made. The caller holds the lock. */
 static void finish_call(struct pool_call *call, uint64_t more) {
     struct pool_memory *memory = call->memory;
     memory->busy--;

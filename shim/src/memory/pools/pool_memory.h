@@ -5,7 +5,7 @@
  *
  * Guarantees:
  * C7 reserved-counts: a pool counts with the bytes that it has reserved on the device, used or not, by the driver's
- *    figure.
+ *    byte count.
  * C8 growth-charged-first: before a call that may make a pool grow, the expected growth is charged (C1,
  *    memory/state.h). If the charge is refused, the call is made only if unused memory of the pool can serve it. It
  *    then has exclusive use of the pool, so that no other call takes this memory.
@@ -19,7 +19,7 @@
  *      agent has granted bytes for the pool again.
  *    - The pool is destroyed once none of its memory is in use.
  *
- * pool_registry.c registers the pools, pool_settle.c reads the driver's figures, pool_calls.c wraps calls.
+ * pool_registry.c registers the pools, pool_settle.c reads the driver's byte counts, pool_calls.c wraps calls.
  */
 #ifndef SHAREPOD_POOL_MEMORY_H
 #define SHAREPOD_POOL_MEMORY_H
@@ -57,7 +57,7 @@ struct pool_memory {
     int place; /* place of its GPU in struct gpus; -1: not a GPU of the tenant, or host memory */
     enum pool_origin origin;
     enum pool_state state;
-    _Atomic uint32_t readers; /* number of threads that read the driver's figures now, without the lock (C9) */
+    _Atomic uint32_t readers; /* number of threads that read the driver's byte counts now, without the lock (C9) */
     uint32_t charging;      /* number of calls that are charging their expected growth, or have charged it and are about
                                to begin */
     uint32_t busy;          /* number of calls under way */
@@ -88,7 +88,7 @@ struct pool_call {
 /* How likely the pool can serve a call from memory that it already has, so that the call may be made without a charge.
  */
 enum pool_reuse {
-    REUSE_UNKNOWN, /* not known: the driver's figures must show that as many bytes are unused */
+    REUSE_UNKNOWN, /* not known: the driver's byte counts must show that as many bytes are unused */
     REUSE_LIKELY,  /* this graph was launched before: it is enough that the pool has as many bytes, used or unused */
     REUSE_SURE     /* this graph was launched before, and the pool was not trimmed since: no check */
 };
@@ -130,7 +130,7 @@ void pool_call_close(struct pool_call *call);
 
 /* pool_settle.c */
 
-/* Adjust the pool's charge to the bytes that it has reserved, by the driver's present figure. A larger figure is
+/* Adjust the pool's charge to the bytes that it has reserved, by the driver's present byte count. A larger count is
  * charged only while no call is under way, and then even over the limit (C5). */
 void pool_settle(struct pool_memory *memory);
 /* Return charged bytes that the pool has not reserved. Called for a call that has exclusive use of the pool. */
@@ -138,17 +138,17 @@ void pool_settle_alone(struct pool_memory *memory);
 /* Destroy a pool of the program. A pool with allocations left lingers, and is counted, until it is empty. Return the
  * driver's answer. */
 CUresult pool_destroy(struct pool_memory *memory);
-/* Get the driver's figure of a pool in bytes: the bytes in use if `used`, else the reserved bytes. Return false if the
- * driver does not report it. */
+/* Get the driver's byte count of a pool in bytes: the bytes in use if `used`, else the reserved bytes. Return false if
+ * the driver does not report it. */
 bool pool_figure(const struct pool_memory *memory, bool used, uint64_t *bytes);
 /* Return the pool's unused memory to the device. Return whether the pool shrank. */
 bool pool_trim(struct pool_memory *memory);
-/* Get the driver's figure of reserved bytes (`*now`), and memory->calls before the read (`*calls`). Return false if the
- * pool has ended or is ending (C9). */
+/* Get the driver's byte count of reserved bytes (`*now`), and memory->calls before the read (`*calls`). Return false if
+ * the pool has ended or is ending (C9). */
 bool pool_read(struct pool_memory *memory, uint32_t *calls, uint64_t *now);
-/* Lower `counted` to the driver's figure plus the possible growth of calls under way, and return the difference. Do
- * nothing and return 0 if a call began or ended after the figure was read. The same applies if a call has exclusive use
- * of the pool: that call updates `counted` itself. With the lock. */
+/* Lower `counted` to the driver's byte count plus the possible growth of calls under way, and return the difference. Do
+ * nothing and return 0 if a call began or ended after the count was read. The same applies if a call has exclusive use
+ * of the pool: that call updates `counted` itself. The caller holds the lock. */
 uint64_t pool_lower(struct pool_memory *memory, uint32_t calls, uint64_t now);
 /* Call pool_settle for all pools of a GPU (-1: of every GPU), and destroy lingering pools that are empty. Return
  * whether bytes were freed. */

@@ -1,7 +1,7 @@
 /* Registry of pools: a list of all pools and graph pools that the process has used.
  *
  * Entries stay in the list. The entry of a destroyed pool is reused for the next pool. Its counter `calls` then
- * continues from its old value, so that a reader recognizes a figure of the old pool as out of date.
+ * continues from its old value, so that a reader recognizes a byte count of the old pool as out of date.
  */
 #include "memory/pools/pool_memory.h"
 
@@ -9,8 +9,8 @@
 #include "memory/state.h"
 #include "base/slab.h"
 
-/* Return the entry of a registered pool; `pool` NULL: of the device's graph pool. NULL: it is not registered. With the
- * lock. */
+/* Return the entry of a registered pool; `pool` NULL: of the device's graph pool. NULL: it is not registered. The
+ * caller holds the lock. */
 static struct pool_memory *known(CUmemoryPool pool, CUdevice device) {
     for (struct pool_memory *memory = memory_state()->pools; memory != NULL; memory = memory->next)
         if (memory->pool == pool && memory->state == POOL_LIVE && (pool != NULL || memory->device == device))
@@ -18,7 +18,7 @@ static struct pool_memory *known(CUmemoryPool pool, CUdevice device) {
     return NULL;
 }
 
-/* Return an entry for a new pool; NULL: host memory is exhausted. With the lock. */
+/* Return an entry for a new pool; NULL: host memory is exhausted. The caller holds the lock. */
 static struct pool_memory *fresh(void) {
     for (struct pool_memory *memory = memory_state()->pools; memory != NULL; memory = memory->next)
         if (memory->state == POOL_VACANT && memory->busy == 0)

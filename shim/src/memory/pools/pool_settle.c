@@ -1,5 +1,5 @@
-/* Reads the driver's figures of pools, adjusts their charges, and destroys pools. Figures are read without the lock,
- * because no driver call is made with the lock (C4).
+/* Reads the driver's byte counts of pools, adjusts their charges, and destroys pools. Counts are read without the lock,
+ * because no driver call is made while the lock is held (C4).
  *
  * During a read, `readers` is incremented. A pool is destroyed only once `readers` is 0 (C9).
  */
@@ -10,11 +10,11 @@
 #include "memory/state.h"
 #include "memory/credits.h"
 
-/* Time between two checks of the driver's figures, and so the longest time until the hook sees that a pool shrank on
- * its own. A check costs a few driver calls per pool. */
+/* Time between two checks of the driver's byte counts, and so the longest time until the hook sees that a pool shrank
+ * on its own. A check costs a few driver calls per pool. */
 #define POOL_LOOK_NS SYS_SECOND
 
-/* Get the driver's figure of a pool, in bytes: in use if `used`, else reserved. `pool` NULL: of the device's graph
+/* Get the driver's byte count of a pool, in bytes: in use if `used`, else reserved. `pool` NULL: of the device's graph
  * pool. Invalidates no stream capture. */
 static bool figure(CUmemoryPool pool, CUdevice device, bool used, uint64_t *bytes) {
     CUresult result = CUDA_ERROR_NOT_FOUND;
@@ -71,8 +71,8 @@ bool pool_read(struct pool_memory *memory, uint32_t *calls, uint64_t *now) {
     return true;
 }
 
-/* Lower `counted` to the driver's figure plus the possible growth of calls under way. Return the difference. With the
- * lock. */
+/* Lower `counted` to the driver's byte count plus the possible growth of calls under way. Return the difference. The
+ * caller holds the lock. */
 static uint64_t lower(struct pool_memory *memory, uint64_t now) {
     uint64_t most = now + memory->pending, less = memory->counted > most ? memory->counted - most : 0;
     memory->counted -= less;
@@ -111,8 +111,8 @@ void pool_settle(struct pool_memory *memory) {
     credits_grow(place, more);
 }
 
-/* Change a pool's state from `from` to POOL_ENDING, and wait until no thread reads its figures (C9). Return false if
- * its state is not `from`. */
+/* Change a pool's state from `from` to POOL_ENDING, and wait until no thread reads its byte counts (C9). Return false
+ * if its state is not `from`. */
 static bool claim(struct pool_memory *memory, enum pool_state from) {
     memory_lock();
     bool claimed = memory->state == from;

@@ -68,11 +68,11 @@ static inline __attribute__((always_inline)) struct queue *remembered_find(const
     return place->queue;
 }
 
-/* Store the queue under this key; it replaces another queue with the same key. Called in the slot's thread, with the
- * lock of struct streams. */
+/* Store the queue under this key; it replaces another queue with the same key. Only the slot's thread calls
+ * this, and it holds the lock of struct streams. */
 void remembered_add(struct remembered *table, uint64_t key, struct queue *queue);
-/* Remove the queue if it is stored under this key. Called with the lock of struct streams, in the slot's thread or
- * after its exit. */
+/* Remove the queue if it is stored under this key. Only the slot's thread calls this, or another
+ * thread after its exit. The caller holds the lock of struct streams. */
 void remembered_remove(struct remembered *table, uint64_t key, const struct queue *queue);
 
 #endif

@@ -21,7 +21,7 @@ static uint64_t hash_of_graph(CUgraphExec exec) {
     return hash_of((uintptr_t)exec, 0);
 }
 
-/* Return the entry of a graph; NULL: there is none. With the lock. */
+/* Return the entry of a graph; NULL: there is none. The caller holds the lock. */
 static struct known_graph *find(struct graphs *graphs, CUgraphExec exec) {
     uint64_t hash = hash_of_graph(exec);
     for (struct hash_link *link = NULL; (link = hashed_next(&graphs->known, hash, link)) != NULL;)
@@ -31,7 +31,7 @@ static struct known_graph *find(struct graphs *graphs, CUgraphExec exec) {
 }
 
 /* Return the entry of a graph, created if necessary; NULL: no memory, so the graph is launched without a measurement.
- * With the lock. */
+ * The caller holds the lock. */
 static struct known_graph *note(struct graphs *graphs, CUgraphExec exec) {
     struct known_graph *known = find(graphs, exec);
     if (known != NULL || !hashed_room(&graphs->known) || (known = slab_take(&graphs->slab, sizeof *known)) == NULL)
@@ -41,14 +41,15 @@ static struct known_graph *note(struct graphs *graphs, CUgraphExec exec) {
     return known;
 }
 
-/* Destroy two events of a graph, unless they have ended with their context. Without the lock. */
+/* Destroy two events of a graph, unless they have ended with their context. The caller must not hold the locks of
+ * struct graphs and struct streams. */
 static void destroy_events(struct streams *streams, CUcontext context, uint32_t epoch, CUevent before, CUevent after) {
     CUevent events[] = {before, after};
     streams_destroy_events(streams, context, epoch, events, 2);
 }
 
-/* Update the duration from the events of an earlier launch, if they have passed and their context has not ended. With
- * the lock of struct graphs, and with the lock of struct streams, which keeps the context from ending. */
+/* Update the duration from the events of an earlier launch, if they have passed and their context has not ended. The
+ * caller holds the locks of struct graphs and struct streams. The latter keeps the context from ending. */
 static void learn(struct streams *streams, struct known_graph *known, uint64_t co_runs) {
     float milliseconds = 0;
     if (!streams_lives(streams, known->context, known->epoch)) {

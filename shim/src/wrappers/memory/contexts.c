@@ -4,7 +4,7 @@
  *   process and GPU, from before the first context there until after the last one.
  * - Memory that cuCtxSetLimit makes a context reserve.
  *
- * Memory of modules is not charged; only the agent counts it, by the driver's figures.
+ * Memory of modules is not charged; only the agent counts it, by the driver's byte counts.
  */
 #include "wrappers/memory/contexts.h"
 
@@ -18,7 +18,7 @@
 #include "wrappers/memory/physical/virtual.h"
 #include "wrappers/memory/refused.h"
 
-/* Most ms for which the creation of the first context waits for WELCOME if the size of the overhead is unknown:
+/* Longest time, in ms, that the creation of the first context waits for WELCOME if the size of the overhead is unknown:
  * CONNECT_TIME_MS while HELLO is not sent, else WELCOME_TIME_MS, because WELCOME may take that long on busy processors.
  */
 enum { CONNECT_TIME_MS = 200, WELCOME_TIME_MS = 2000 };

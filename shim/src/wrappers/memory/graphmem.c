@@ -1,7 +1,7 @@
 /* Memory of graphs. Each executable graph has an allocation table entry per device, with its footprint in bytes.
  *
  * The entry itself is not charged. Before each launch its bytes are charged as growth of the graph pool. After the
- * launch, the graph pool counts with the driver's figure (C7, pool_memory.h).
+ * launch, the graph pool is charged by the driver's byte count (C7, pool_memory.h).
  */
 #include "wrappers/memory/graphmem.h"
 

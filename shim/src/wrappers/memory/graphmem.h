@@ -5,7 +5,7 @@
  *
  * Guarantees:
  * - Before a launch or an upload, the bytes that it may take are charged (C8, pool_memory.h). After it, the driver's
- *   figure counts (C7, pool_memory.h).
+ *   byte count is charged (C7, pool_memory.h).
  * - A launch cannot be undone. If it has allocated memory over the limit, that memory is counted (C5, memory/state.h).
  */
 #ifndef SHAREPOD_GRAPHMEM_H

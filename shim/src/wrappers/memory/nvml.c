@@ -1,5 +1,5 @@
-/* NVML's memory figures. A process that uses CUDA requests them from the agent over its session. Any other process
- * opens a connection of its own, with SHP_HELLO_OBSERVES. */
+/* Memory sizes that NVML reports. A process that uses CUDA requests them from the agent over its session. Any other
+ * process opens a connection of its own, with SHP_HELLO_OBSERVES. */
 #include "wrappers/memory/nvml.h"
 
 #include <fcntl.h>
@@ -136,14 +136,14 @@ static bool ask_once(const char *directory, const uint8_t *uuid, uint64_t *limit
 }
 
 /* Return true if the call that returns to this address was made by NVML itself. NVML's functions call each other by
- * name, and then need NVML's own figures, not the tenant's. */
+ * name, and then need NVML's own byte counts, not the tenant's. */
 static bool from_within(const void *caller) {
     struct object nvml;
     return object_holding(caller, NVML_FILE, &nvml);
 }
 
-/* Get the same figures as cuMemGetInfo, in a process that uses CUDA. Return false if no agent is connected and no agent
- * has reported the use of the tenant's other processes. */
+/* Get the same byte counts as cuMemGetInfo, in a process that uses CUDA. Return false if no agent is connected and no
+ * agent has reported the use of the tenant's other processes. */
 static bool ask_session(const uint8_t *uuid, uint64_t *limit, uint64_t *used) {
     const struct process *process = atomic_load(&the_process);
     int place = -1;
@@ -159,9 +159,9 @@ static bool ask_session(const uint8_t *uuid, uint64_t *limit, uint64_t *used) {
     return memory_view(place, limit, used);
 }
 
-/* Get the tenant's limit and memory use. Return false if the program must get the driver's figures. Before the call
- * `*used` is the driver's figure. It is unchanged if the tenant's use is unknown, so that the program never sees more
- * free memory than there is. */
+/* Get the tenant's limit and memory use. Return false if the program must get the driver's byte counts. Before the call
+ * `*used` is the driver's byte count. It is unchanged if the tenant's use is unknown, so that the program never sees
+ * more free memory than there is. */
 static bool tenants_view(nvml_device device, uint64_t *limit, uint64_t *used) {
     nvml_result (*uuid_of)(nvml_device, char *, unsigned) =
         (nvml_result (*)(nvml_device, char *, unsigned))nvml_real("nvmlDeviceGetUUID");
@@ -190,8 +190,8 @@ static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-/* Replace each of the driver's figures of a GPU by the tenant's, but never by a larger one. Return false if the
- * driver's figures must be shown. */
+/* Replace each of the driver's byte counts of a GPU by the tenant's, but never by a larger count. Return false if the
+ * driver's byte counts must be shown. */
 static bool show(nvml_device device, unsigned long long *total, unsigned long long *free, unsigned long long *used) {
     uint64_t limit, taken = *used;
     if (!tenants_view(device, &limit, &taken))

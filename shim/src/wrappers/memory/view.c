@@ -1,6 +1,6 @@
-/* CUDA's figures of device memory: cuMemGetInfo and cuDeviceTotalMem show the tenant's limit and use.
+/* CUDA's byte counts of device memory: cuMemGetInfo and cuDeviceTotalMem show the tenant's limit and use.
  *
- * Guarantee: no figure is larger than the driver's.
+ * Guarantee: no byte count is larger than the driver's.
  */
 #include "wrappers/memory/view.h"
 
@@ -14,7 +14,8 @@ bool memory_view(int place, uint64_t *limit, uint64_t *used) {
     return place >= 0 && credits_view(place, limit, used);
 }
 
-/* Lower the driver's figures of a GPU to the tenant's limit, and to the unused part of it. Either pointer may be NULL.
+/* Lower the driver's byte counts of a GPU to the tenant's limit, and to the unused part of it. Either pointer may be
+ * NULL.
  */
 static void clip(int place, uint64_t *free_bytes, uint64_t *total) {
     uint64_t limit = 0, used = 0;

@@ -10,7 +10,8 @@
 #include "time/streams.h"
 #include "wrappers/memory/contexts.h"
 
-/* Remove the entries of all captures in a context, or, if `context` is NULL, in a stream. With the lock. */
+/* Remove the entries of all captures in a context, or, if `context` is NULL, in a stream. The caller holds the lock of
+ * struct streams. */
 static void forget_captures(struct streams *streams, CUcontext context, CUstream stream) {
     for (unsigned i = streams->captures.count; i > 0; i--) {
         const struct open_capture *capture = streams_capture(streams, i - 1);

@@ -21,7 +21,7 @@ EXPORT CUresult cuMulticastCreate(CUmemGenericAllocationHandle *object, const CU
     return result;
 }
 
-/* Bindings of one call, between its begin and its end. */
+/* Bindings of one call, between its start and its end. */
 struct binds {
     struct physical *object;  /* pinned object; NULL: the handle is unknown, and nothing is counted */
     struct binding *bindings; /* bindings of the call; each counts as a mapping already */

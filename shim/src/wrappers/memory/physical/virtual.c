@@ -53,7 +53,7 @@ EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, c
 }
 
 /* Count one more reference by a handle. `spare`: a new allocation, added to the table if the handle is not in it, else
- * freed. With the lock. */
+ * freed. The caller holds the lock of struct gpus. */
 static void know(CUmemGenericAllocationHandle handle, struct physical *physical, struct allocation *spare) {
     struct allocation *allocation = allocations_find(&memory_state()->allocations, ALLOCATION_HANDLE, handle);
     if (allocation != NULL) {
