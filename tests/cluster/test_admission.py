@@ -141,7 +141,7 @@ def test_kubectl_explains_each_field_of_ours_and_points_to_the_pods(server: Clus
     assert "it may use all idle time" in explained("spec.gpu.limit")
     assert "Seconds from the SharePod's end to its deletion" in explained("spec.ttlSecondsAfterFinished")
     assert "STATUS as kubectl get shows it" in explained("status.summary")
-    assert "Earliest begin of the next run." in explained("status.lastEnd.retryAt")
+    assert "Earliest start of the next run." in explained("status.lastEnd.retryAt")
     assert "kubectl explain pod.spec.tolerations" in explained("spec.tolerations")
     assert "A list of containers" not in explained("spec.containers"), "the PodSpec's own texts are not repeated"
 

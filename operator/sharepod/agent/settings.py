@@ -164,7 +164,7 @@ class AgentSettings(BaseSettings):
     """Most guaranteed time that a tenant can save, as milliseconds at the rate of its request."""
 
     ceiling_burst_ms: Annotated[int, Field(ge=10, le=1000)] = 100
-    """Most time that a tenant below its limit can save, as milliseconds at the rate of its limit."""
+    """Longest time that a tenant below its limit can save, as milliseconds at the rate of its limit."""
 
     sharing: SharingMode = SharingMode.CONCURRENT
     """How tenants of one GPU take turns. `Exclusive`: one tenant runs at a time. `Concurrent`: other tenants run in the

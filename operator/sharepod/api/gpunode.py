@@ -302,7 +302,7 @@ OFFENCES = (*BYPASSES, FindingReason.MEMORY_BEYOND_LIMIT)
 
 
 class Finding(Model):
-    """Finding about a tenant, with the figures of its begin. It stays while its cause lasts."""
+    """Finding about a tenant, as measured when it began. It stays while its cause lasts."""
 
     reason: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9]*$", max_length=64)]
     """Kind of finding, in one word; newer agents may add kinds."""

@@ -316,7 +316,7 @@ class LastEnd(Model):
     ended_at: str | None = None
     """Time of the end."""
     retry_at: str | None = None
-    """Earliest begin of the next run."""
+    """Earliest start of the next run."""
     attempts: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
     """Consecutive runs that ended too early to reset the back-off."""
     restarts: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0

@@ -75,7 +75,7 @@ def moment_ms(timestamp: str) -> int:
 
 
 def month_begin_ms(month: str) -> int:
-    """Return the begin of a month such as `2026-01`, in milliseconds since 1970."""
+    """Return the start of a month such as `2026-01`, in milliseconds since 1970."""
     return _month_s(int(month[:4]), int(month[5:7])) * 1_000
 
 

@@ -37,7 +37,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class OwnerLine:
-    """Line of a bill: one owner. `since`: begin of its first SharePod."""
+    """Line of a bill: one owner. `since`: start of its first SharePod."""
 
     owner: Owner
     since: str

@@ -71,7 +71,8 @@ class Standing:
     refill_at: str | None = None
 
     def effective_priority(self, priority: int) -> int:
-        """Return the priority that counts for a SharePod with this priority."""
+        """Return the priority by which the operator queues and evicts a SharePod of the namespace: the lower of
+        `priority` and `lowered_to`."""
         return priority if self.lowered_to is None else min(priority, self.lowered_to)
 
     @property

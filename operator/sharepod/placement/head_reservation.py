@@ -85,8 +85,8 @@ def _node_usable(node: NodeAccount, request: PlacementRequest) -> bool:
 
 
 def _gpu_usable(gpu: GpuAccount, checks: Sequence[gpu_filters.GpuFilter]) -> bool:
-    """Return whether the GPU takes the request once enough of its tenants have left. `checks`: the request's filters
-    that no tenant changes."""
+    """Return whether the GPU takes the request once enough of its tenants have left. `checks`: the request's
+    static filters, and its filter of the cap on excluded GPUs."""
     return gpu.state.available and gpu.state.held and all(check.passes(gpu) for check in checks)
 
 

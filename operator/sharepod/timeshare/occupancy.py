@@ -105,8 +105,8 @@ class Occupancy:
         return dict.fromkeys(gpu for mate in self.groups[tenant.group] for gpu in mate.gpus)
 
     def sole_tenant(self, gpu: str) -> TokenTenant | None:
-        """Return the holder of a GPU. None if another tenant may have work on it, or if a tenant of it or
-        of its group also has other GPUs (`is_linked`).
+        """Return the holder of a GPU. None if another tenant may have work on the GPU, or if the GPU is linked to
+        other GPUs (`is_linked`).
         """
         if self.is_linked(gpu) or gpu in self._yielding or self._preempted.get(gpu) or gpu in self.co_runners:
             return None

@@ -53,7 +53,8 @@ _CONNECTED_MAX = 65_536
 
 @dataclass(frozen=True)
 class _Opened:
-    """Open files of one tenant. `handover`: its handover file; `left`: its state, as an earlier agent left it there."""
+    """Open files of one tenant. `handover`: descriptor of its handover file. `left`: state of the tenant, as an
+    earlier agent stored it in that file."""
 
     handover: int
     slots: int

@@ -4,7 +4,7 @@ Hooks reserve this amount for each context.
 The overhead depends on the GPU's model and the driver, and is the same for most programs.
 - Samples come only from processes that started before an overhead was known, and so reserved no memory for it.
   Otherwise each estimate would depend on the estimate before.
-- The smallest figure of each process counts, because modules and libraries add memory later.
+- The smallest reading of each process counts, because modules and libraries add memory later.
 - The estimate is the median over processes, so that an unusual program does not change it.
 - The estimates are kept in a file.
 """
@@ -20,12 +20,12 @@ from sharepod.agent.state.files import KeptFiles
 FILE = "contexts.json"
 
 READINGS_MIN = 3
-"""Readings of a process after which its smallest figure counts. The first few may fall between two calls that create
+"""Readings of a process after which its smallest reading counts. The first few may fall between two calls that create
 the context."""
 OVERHEAD_MIN = 16 << 20
-"""Smallest plausible overhead in bytes. A smaller figure was read while the process created its context."""
+"""Smallest plausible overhead in bytes. A smaller reading was taken while the process created its context."""
 OVERHEAD_MAX = 4 << 30
-"""Largest plausible overhead in bytes. A larger figure is memory that bypassed the hook."""
+"""Largest plausible overhead in bytes. A larger reading includes memory that bypassed the hook."""
 PROCESSES_MAX = 16
 """Processes that make an estimate final; later processes are ignored."""
 

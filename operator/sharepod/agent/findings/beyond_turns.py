@@ -39,17 +39,17 @@ CLOCK_ERROR_S = 0.02
 """Seconds by which a sample's end may differ from its time stamp. This covers a late timer of the driver, and the few
 milliseconds by which the end of a turn is recorded late."""
 ROUNDING = 0.01
-"""Amount by which NVML's figures may be too high, as a part of the time, because they are whole per cents."""
+"""Amount by which NVML's readings may be too high, as a part of the time, because they are whole per cents."""
 _RATIO = 1.1
 """Ratio of one entry of `LENGTHS` to the one before."""
 _LAG_S = 1.0
-"""Greatest age in seconds of a figure without a time stamp. Such a figure is NVML's for a whole GPU, which repeats the
-last sample."""
+"""Greatest age in seconds of a reading without a time stamp. Such a reading is NVML's for a whole GPU, which repeats
+the last sample."""
 _AGE_MOST_S = 600.0
 """Greatest plausible age of a sample, in seconds. No driver hangs for longer between two readings, so an older time
 stamp comes from another clock."""
 _LAG_STEP_S = 0.1
-"""Seconds between two end times that are tried for a figure without a time stamp."""
+"""Seconds between two end times that are tried for a reading without a time stamp."""
 
 
 def _lengths() -> tuple[float, ...]:

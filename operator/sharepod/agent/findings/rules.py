@@ -5,7 +5,7 @@ Pure: callers pass the time, in seconds.
 Guarantees:
 - A finding begins only after its cause has lasted for a while, so that a slow start of a program or a restart of the
   agent causes no finding. A replaced hook must have been seen twice.
-- A finding's message never changes. It contains the figures of the moment at which the finding began.
+- A finding's message never changes. It contains the values measured when the finding began.
 - The threshold at which a finding ends is lower than the threshold at which it begins.
 - A finding of an earlier agent stays at least until this agent has observed long enough to find it again.
 """

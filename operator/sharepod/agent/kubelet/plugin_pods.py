@@ -52,8 +52,8 @@ _NAMED = 3
 
 
 KnowPods = Callable[[Mapping[str, PluginPod] | None, str | None, frozenset[str]], None]
-"""Callback after each request: takes the pod of each GPU, why GPUs of the device plugin cannot be shared, and the GPUs
-that it offers."""
+"""Callback after each reading. Its arguments: the pod of each GPU, the reason why GPUs of the device plugin cannot be
+shared, and the GPUs that the plugin offers."""
 
 
 class PluginPods:
@@ -70,8 +70,8 @@ class PluginPods:
         """UUIDs of the whole GPUs that the plugin offers as healthy, allocated or not."""
 
     async def run(self, known: KnowPods, interval_s: Callable[[], float]) -> None:
-        """Send requests at intervals until cancelled. After each, call `known` with `given`, `problem` and
-        `offered`.
+        """Read the plugin's pods from the kubelet at intervals, until cancelled. After each reading, call `known` with
+        `given`, `problem` and `offered`.
         """
         while True:
             await self.ask()
@@ -101,7 +101,7 @@ class PluginPods:
         return bool(self.offered or self._not_whole)
 
     async def ask(self) -> None:
-        """Send one request and store the answer."""
+        """Read the plugin's pods from the kubelet once, and store the answer or the failure."""
         now = asyncio.get_running_loop().time()
         try:
             given, offered = await self._list()

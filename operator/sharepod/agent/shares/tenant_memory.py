@@ -96,7 +96,7 @@ class TenantMemory:
 
         Args:
             memory_of: Bytes that the tenant's processes use, by GPU UUID and pid.
-            unread: UUIDs of GPUs without figures.
+            unread: UUIDs of GPUs that could not be read.
             absent: Pids that use no memory where `memory_of` lacks them.
         """
         for index, (gpu, ledger) in enumerate(zip(self._gpus, self._ledgers, strict=True)):

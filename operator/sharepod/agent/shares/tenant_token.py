@@ -83,7 +83,7 @@ class TenantToken:
     waited_since: int | None = None
     """Moment at which the wait for the latest turn began. None if unknown."""
     begun_at: int | None = None
-    """Begin of the turn that has not drained; None if there is no such turn."""
+    """Start of the turn that has not drained; None if there is no such turn."""
     draining_at: int | None = None
     """Moment at which all processes had closed their gates in the undrained turn; None if they have not."""
     lost_at: int | None = None

@@ -22,9 +22,9 @@ class LoggedTurn(NamedTuple):
     tenant: str
     gpus: tuple[str, ...]
     waited_since: int | None
-    """Begin of the wait for the turn."""
+    """Start of the wait for the turn."""
     begin: int | None
-    """Begin of the turn. None while the tenant still waits."""
+    """Start of the turn. None while the tenant still waits."""
     draining: int | None
     """Moment at which all its processes had closed their gates."""
     lost: int | None

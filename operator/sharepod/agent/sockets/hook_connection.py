@@ -90,7 +90,7 @@ class HookConnection:
         self.greeted = False
         """True once the client has sent Hello and was accepted."""
         self.observes = False
-        """True for an observer, a client that uses no GPU (a reader of NVML). It may only request memory figures."""
+        """True for an observer, a client that uses no GPU (a reader of NVML). It may only request memory sizes."""
         self.handover_open = True
         """True while the client may still declare memory that it got on an earlier connection: until its first frame of
         another kind."""

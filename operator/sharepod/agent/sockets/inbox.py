@@ -49,7 +49,8 @@ _FRAME_S = 25e-6
 """Seconds of the agent's time that one frame pays for; a frame that takes longer is charged as several. Documented with
 the setting `frames_per_s`; at the default of 10,000 a second, one tenant takes a quarter of a core at most."""
 _CHARGED_S = 0.005
-"""Most seconds charged for one turn. In a longer turn, another program on the node has interrupted the agent."""
+"""Longest time, in seconds, that is charged for one turn. In a longer turn, another program on the node has
+interrupted the agent."""
 _THROTTLE_PAUSE_S = 0.1
 """Seconds for which nothing is read from a tenant over its rate. This bounds useless wake-ups to ten a second."""
 _FLOOD_S = 1.0

@@ -7,7 +7,7 @@
 The last two modes have no series about sharing. The label `pod` of a claim is `claim/NAME`.
 
 Guarantee: a scrape uses the event loop in steps of one tenant each, and its text is rendered in another thread. So a
-hand-off of a GPU waits at most for the figures of one tenant.
+hand-off of a GPU waits at most for the samples of one tenant.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class AgentCollector(Collector):
 
     @staticmethod
     def _shared(sheet: _Sheet, labels: tuple[str, ...], row: Tenant, share: ShareView) -> None:
-        """Add the figures of a tenant that takes turns: waits, grants, co-running, refused allocations."""
+        """Add the samples of a tenant that takes turns: waits, grants, co-running, refused allocations."""
         usage = share.usage
         sheet.add_histogram("tenant_wait_seconds", labels, share.waits.buckets(), share.waits.sum_ns / 1e9)
         sheet.add("tenant_throttled", labels, share.throttled)

@@ -4,7 +4,7 @@ Guarantees:
 - A flood of requests on one port does not delay clients of the other.
 - A scrape is computed on request, at most once a second for any number of requests.
 - One trace is written at a time: a second reader is refused with status 429.
-- A scrape delays no hand-off: figures are gathered in short steps, and their text is rendered in another thread.
+- A scrape delays no hand-off: samples are gathered in short steps, and their text is rendered in another thread.
 """
 
 from __future__ import annotations

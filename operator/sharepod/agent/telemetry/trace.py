@@ -29,7 +29,7 @@ def trace(
         gpu: UUID of the GPU.
         turns: Turns on the GPU, including current turns and waits.
         names: Names of tenants by their ids.
-        begin: Begin of the trace.
+        begin: Start of the trace.
         end: End of the trace.
         about: Further facts, for `otherData`.
     """

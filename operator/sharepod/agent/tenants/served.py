@@ -141,11 +141,11 @@ class ServedTenant:
         self.memory.begin_reading()
 
     def observe(self, memory_of: Mapping[str, Mapping[int, int]], *, unread: Collection[str], exhaustive: bool) -> None:
-        """Pass the driver's figures of the tenant's processes to the memory ledgers.
+        """Pass the memory use of the tenant's processes, as the driver reports it, to the memory ledgers.
 
         Args:
             memory_of: Bytes in use, by GPU UUID and pid.
-            unread: UUIDs of GPUs without figures.
+            unread: UUIDs of GPUs that could not be read.
             exhaustive: True if a process that is not listed for a GPU uses nothing there.
         """
         self.memory.observe(memory_of, unread=unread, absent=self.processes.pids if exhaustive else ())

@@ -3,7 +3,7 @@
 Guarantees:
 - A view is built once per row and reading, so that no reader looks a tenant up again by its id.
 - Reading a view changes nothing and does no I/O.
-- A view computes only the figures that the status needs. Figures that only metrics need are computed by `share` and the
+- A view computes only the values that the status needs. Values that only metrics need are computed by `share` and the
   ratios.
 """
 
@@ -103,7 +103,7 @@ class TenantView:
         return self._utilization.seconds((self.row.id, uuid))
 
     def share(self) -> ShareView | None:
-        """Return the figures of sharing. None unless the tenant is being served."""
+        """Return the measurements of sharing. None unless the tenant is being served."""
         if self._served is None or self.usage is None:
             return None
         return ShareView(

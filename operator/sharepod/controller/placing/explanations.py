@@ -4,8 +4,8 @@ Guarantees:
 - Explanations delay no placement. They are computed after the decisions of a pass, in slices, with pauses that leave
   three quarters of a processor to other work. When new requests arrive, they stop after the present slice.
 - Namespaces take turns, each with its longest unexplained requests first.
-- Changed reasons are written for at most fifty tenants per second. With thousands of waiting tenants, each change of a
-  figure would otherwise change every status at once.
+- Changed reasons are written for at most fifty tenants per second. With thousands of waiting tenants, each changed
+  number would otherwise change every status at once.
 - Equal requests share one explanation, which is computed at most every `_EXPLAIN_PERIOD_S`. An unchanged explanation is
   not written again.
 - The search for tenants whose move or end would help takes at most a fiftieth of the time. If that is used up, a

@@ -266,8 +266,8 @@ class QueueIndex:
         return True
 
     def _same(self, asks: str, version: int, may_join: Callable[[WaitingTenant], bool]) -> list[WaitingTenant]:
-        """Remove from the index, and return, the requests outside groups that have this content and were refused at
-        this version.
+        """Remove requests outside groups from the index, and return them. These requests have the content `asks`, were
+        refused at `version`, and may join a group.
         """
         same = [
             each

@@ -2,7 +2,7 @@
 the amount that came closest.
 
 Guarantees (PL3 true-refusals of docs/design.md):
-- Every known node is accounted for, and every figure is exact.
+- Every known node is accounted for, and every number is exact.
 - Advice that a change would fit now has been checked by a decision.
 - `NeverFits` is reported only if no known node could take the request even without tenants and with all GPUs and the
   node available.

@@ -97,12 +97,13 @@ class Cluster(ClusterView):
         return new
 
     def start_holder(self, node: str, holder: str, tenant: TenantId) -> None:
-        """Record a pending holder on this node, for a waiting tenant. It counts before its Pod does. `holder`: the UID
-        of its Pod, or another name while the UID is unknown."""
+        """Record a pending holder on this node, and the waiting tenant that is to get its GPU. A holder counts before
+        its Pod exists. `holder`: the UID of its Pod, or another name while the UID is unknown."""
         self._node(node).holders[holder] = tenant
 
     def holders(self, node: str) -> dict[str, TenantId]:
-        """Return, for each pending holder on a node, the tenant that waits for it."""
+        """Return, for each pending holder on a node, the tenant that is to get the holder's GPU. A holder is pending
+        until NVIDIA's device plugin has given its Pod a GPU."""
         account = self._nodes.get(node)
         return dict(account.holders) if account is not None else {}
 

@@ -34,7 +34,7 @@ NO_LABELS = SchedulingLabels()
 _CHOSEN = ("NodeSelector", "NodeAffinity", "Taint")
 """Obstacles by which the request itself (selector, affinity) or an admin (taint) excludes nodes on purpose."""
 _FIGURES = re.compile(r" \(.*\)")
-"""Pattern of the figures in an obstacle's text: the part in parentheses."""
+"""Pattern of the numbers in an obstacle's text: the part in parentheses."""
 _BRIEF_WORDS = 25
 """Most words of an Event's text. Of a longer obstacle, only the first clause is used."""
 
