@@ -67,7 +67,7 @@ _NAMES = {31: "red", 32: "green", 33: "yellow", 36: "cyan", 1: "bold", 2: "dim"}
 _FULL_SCREEN = "\x1b[?1049h"
 """Control sequence that switches to the screen of the bars."""
 _BARS = {"━": (0.0, 1.0), "╸": (0.0, 0.5), "╺": (0.5, 1.0)}
-"""Part of its cell that each bar character fills, as the begin and the end from left to right."""
+"""Part of its cell that each bar character fills, as the start and the end from left to right."""
 _SEQUENCE = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])")
 
 Cell = tuple[str, str]
