@@ -4,7 +4,7 @@
 
 An offence begins when the driver first shows the process. The GPUs are simulated; processes, mounts and agent are real.
 Offences begin at random times, and each has a tenant of its own. Writes build/results/offences.json: for each kind of
-offence, the median and the longest time from its begin until the finding is in the status of the node, and until the
+offence, the median and the longest time from its start until the finding is in the status of the node, and until the
 process has ended.
 """
 

@@ -15,8 +15,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 20, 40, 50
 
 
 def text_plot(curves: Mapping[str, Curve], title: str) -> str:
-    """Draw the curves as text: a line for each 5 per cent that has arrived, with a letter for each policy. The width of
-    a line stands for 80 to 100 per cent allocated."""
+    """Draw the curves as text. Rows are steps of 5 per cent of arrived capacity, columns are 80 to 100 per cent of
+    allocated capacity. The initial of a policy marks its curve."""
     lines = [f"{title}: % allocated (80 to 100 across) against % arrived"]
     for percent in range(70, 131, 5):
         line = [" "] * 61

@@ -26,8 +26,8 @@ from results import Row, write
 @dataclass(frozen=True, slots=True)
 class Case:
     """One fault. `must`: promised limit, in `unit`. `own`: True if it needs a cluster of its own. `start`: True if an
-    operator runs at its begin. `bind_timeout`: setting of the operator in seconds, for faults that must come before a
-    watch is silent."""
+    operator runs when the fault begins. `bind_timeout`: setting of the operator in seconds, for faults that must come
+    before a watch is silent."""
 
     name: str
     play: Callable[[Weather], float]

@@ -209,7 +209,7 @@ def _settle(
 
 
 class _Stages:
-    """Stages of a run, printed with the seconds since its begin, so that a long run shows its progress."""
+    """Stages of a run, printed with the seconds since its start, so that a long run shows its progress."""
 
     def __init__(self) -> None:
         self._begun = time.monotonic()

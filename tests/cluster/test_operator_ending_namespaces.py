@@ -1,4 +1,5 @@
-"""Namespaces that are deleted while the operator works on their objects: a budget, an account, a preemption."""
+"""The operator survives the deletion of a namespace: of a preemptor, of its victims, or of a namespace with a budget
+and a statement."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class ProcessNodes:
         cluster: The cluster, with SharePod installed.
         installation: The installation of SharePod.
         count: Number of nodes.
-        name: Begin of their names, and value of their label `test`.
+        name: Prefix of their names, and value of their label `test`.
         agents: True: nodes of the pool, with agents. False: plain nodes, on which no SharePod runs.
     """
 

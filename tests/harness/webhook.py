@@ -1,6 +1,6 @@
 """Validating webhook of a third party on a test cluster, for one namespace: it allows, fails, or does not answer.
 
-Guarantees: the webhook is effective from the begin of the `with` block, and deleted at its end. Reviews that are held
+Guarantees: the webhook is effective from the start of the `with` block, and deleted at its end. Reviews that are held
 back are then answered.
 """
 

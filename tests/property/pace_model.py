@@ -63,7 +63,7 @@ class Stream:
         self.unfinished: deque[int] = deque()
         """Times at which unfinished launches end."""
         self.begun_after_end: list[int] = []
-        """For each launch that began on the GPU after its quantum had ended: nanoseconds from that end to its begin."""
+        """For each launch that began on the GPU after its quantum had ended: nanoseconds from that end to its start."""
         self.most_unfinished = 0
         self.closes = False
         """True if the gate closes at the deadline even while the thread waits for a fence."""

@@ -1,4 +1,4 @@
-"""Check of refusals against the rules: outlook, counts, figures and advice (PL3 true-refusals)."""
+"""Check of refusals against the rules: outlook, counts, amounts and advice (PL3 true-refusals)."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _check_each(refusal: Refusal, listed: Iterable[Obstacle], items: list[Item])
 
 
 def _check_figures(rules: Rules, refusal: Refusal) -> None:
-    """Check that a refusal's figures of free time and memory are right. They are rounded down."""
+    """Check that a refusal's amounts of free time and memory are right. They are rounded down."""
     for item in refusal.obstacles:
         if match := re.search(r"most free: (\S+) of (\S+) GPU (\d+);", item.text):
             node = rules.states[match[2]]

@@ -106,7 +106,7 @@ class Program:
 
 @dataclass
 class _Device:
-    """One GPU: the program that runs or ran last, the begin of its slice, and the time of the next decision."""
+    """One GPU: the program that runs or ran last, the start of its slice, and the time of the next decision."""
 
     on: Program | None = None
     running: bool = False

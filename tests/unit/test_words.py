@@ -15,7 +15,7 @@ SUFFIXES = (".md", ".py", ".c", ".h", ".yaml", ".sh")
 SLACK = 0.05
 """Part by which a count may fall before the file must be updated, so that small changes do not conflict in the file."""
 LINE_BREAK = re.compile(r"\n\s*(?:[#*] |//+ )?")
-"""Pattern of the end of a line with the begin of the next comment line. It is removed, so that a phrase counts across
+"""Pattern of the end of a line with the start of the next comment line. It is removed, so that a phrase counts across
 both lines."""
 
 

@@ -90,7 +90,7 @@ def expired_and_empty(weather: Weather) -> float:
 
 def expired_together(weather: Weather) -> float:
     """All watches expire at once, repeatedly. In a second round lists are answered 410, too. Return the longer time of
-    both rounds from its begin until a SharePod that is created then runs."""
+    both rounds from its start until a SharePod that is created then runs."""
     world, (namespace, _) = weather.world, weather.place("together")
     storms = {
         "one": Rule(expired(), verbs=("watch",), times=4 * len(KINDS)),

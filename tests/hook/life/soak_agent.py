@@ -60,7 +60,7 @@ GAPS = ("e22", "e45", "decode", "busy", "requests")
 SLICES = {"FAKE_CUDA_SLICE_US": "1024", "FAKE_CUDA_SWITCH_US": "91"}
 """Time slices of the simulated GPUs, equal to the driver's."""
 READ_AHEAD_S = 1.1
-"""Largest age of the agent's figures in seconds: the agent computes them once a second."""
+"""Largest age of the agent's metrics in seconds: the agent computes them once a second."""
 DISK = "8m"
 """Size of the disk of the state directory."""
 LIAR = """

@@ -54,7 +54,7 @@ def test_pitched_and_managed_memory_count_as_well(tenant: Tenant) -> None:
 
 
 def test_any_sequence_keeps_the_ledger_right(tenant: Tenant) -> None:
-    """After each of many random calls three figures agree: the GPU's, the agent's, and the sum of the calls' sizes."""
+    """After each of many random calls three byte counts agree: the GPU's, the agent's, and the sum over the calls."""
     agent = tenant.agent()
     probe = tenant.probe()
     probe.start_cuda()

@@ -148,8 +148,8 @@ def test_without_an_agent_no_memory_is_shown_free_that_may_not_be(node: Node) ->
 
 
 def test_what_nvml_asks_of_itself_is_its_own(tmp_path: Path, double: Path, hook_file: Path) -> None:
-    """NVML's first function calls its second one by name. In that call the hook must return NVML's own figures, with
-    the memory that the driver reserves.
+    """NVML's first function calls its second one by name. In that call the hook must return NVML's own byte counts,
+    with the memory that the driver reserves.
     """
     with running(tmp_path, tenant("a", 0.5), hook_file=str(hook_file)) as node:
         node.stop_agent()

@@ -22,7 +22,7 @@ PATIENCE_S = 10.0
 
 
 class Observer:
-    """Connection to a tenant's socket that only queries figures. Ends with `close`."""
+    """Connection to a tenant's socket that only queries memory sizes. Ends with `close`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -378,7 +378,7 @@ class MemoryCalls:
         return self.cuda("cuCtxSetLimit", limit, c_size_t(value)), None
 
     def memory_info_of(self, free: bool, total: bool) -> tuple[int, Any]:
-        """Call cuMemGetInfo, with NULL for the figures that are not requested."""
+        """Call cuMemGetInfo, with NULL for the sizes that are not requested."""
         amounts = c_size_t(), c_size_t()
         return self.cuda(
             "cuMemGetInfo_v2", byref(amounts[0]) if free else None, byref(amounts[1]) if total else None

@@ -79,7 +79,7 @@ class World:
         return self.writes_left is not None and self.writes_left < 0
 
     def wall(self) -> float:
-        """Return the time of day. It advances with the clock: `now` seconds after the begin of the year, plus
+        """Return the time of day. It advances with the clock: `now` seconds after the start of the year, plus
         `clock_set`."""
         return 1767225600.0 + self.now + self.clock_set
 

@@ -73,7 +73,7 @@ class Playing(World):
         self._see(tenant, deleting=ends_by)
 
     def has_grace(self, tenant: str, seconds: int) -> None:
-        """Set the grace period of a running tenant's Pod, which runs since the begin of the world."""
+        """Set the grace period of a running tenant's Pod, which runs since the start of the world."""
         self._graces[tenant] = seconds
         self._see(tenant)
 

@@ -60,7 +60,8 @@ def change_holder(world: World, pod: Json, status: bool = False, **fields: Json)
 
 
 def kubelet_gives(world: World, node: str = "node-a", pod: Json | None = None, *, taken: bool = False) -> None:
-    """Assign the GPU to this holder, or to another pod (`taken`), as the kubelet does. The agent reports it."""
+    """Assign the node's GPU as the kubelet does, and report it as the agent does. `pod`: Pod of the holder that gets
+    the GPU. None: no holder has it. `taken`: another pod gets the GPU."""
     if pod is not None:
         change_holder(world, pod, spec={"nodeName": node})
     whose = {"holder": pod["metadata"]["uid"]} if pod else {}

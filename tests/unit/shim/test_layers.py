@@ -90,7 +90,7 @@ def test_a_circle_is_found_however_long() -> None:
     [
         ("time/gate", "session/session", False),
         ("session/session", "time/gate", True),
-        ("time/gate", "memory/credits", True),  # the unit is in another package of the same layer
+        ("time/gate", "memory/credits", True),  # `time` and `memory` are in one layer, so neither may use the other
         ("time/gate", "time/streams", False),
         ("wrappers/work/launch", "wrappers/memory/contexts", False),
         ("wrappers/memory/contexts", "wrappers/work/launch", True),
