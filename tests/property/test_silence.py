@@ -29,8 +29,8 @@ class Holder:
     now: int = 1000 * MS
 
     def stop(self, stopped_ns: int, work_ns: int, late_ns: int) -> int | None:
-        """Stop the process for `stopped_ns` with `work_ns` of unfinished work. Then it runs again and gives a sign of
-        life. Checks of the agent are `late_ns` late.
+        """Stop the process for `stopped_ns` with `work_ns` of unfinished work. Then it runs again and writes a
+        heartbeat. Checks of the agent are `late_ns` late.
 
         Returns:
             Nanoseconds from the stop until the tenant was found silent. None if it was not.
@@ -55,7 +55,7 @@ class Holder:
 def test_a_silent_tenant_is_found_when_its_work_is_about_to_end_and_no_sooner(
     before: list[tuple[int, int, int]], stopped_ns: int, work_ns: int, late_ns: int
 ) -> None:
-    """After any earlier stops, the GPU is idle for at most the patience (time without signs of life until a tenant is
+    """After any earlier stops, the GPU is idle for at most the patience (time without heartbeats until a tenant is
     silent) plus the delay of a check.
     """
     holder = Holder()
@@ -139,7 +139,7 @@ def test_a_tenant_not_found_silent_for_a_while_has_its_full_timeout_again(late_n
 def test_a_tenant_is_silent_only_if_each_of_its_processes_is_and_the_end_of_their_work_is_known(
     processes: list[tuple[int, int | None]], old_hook: bool
 ) -> None:
-    """`processes`: for each, how long ago it gave its last sign of life, and how long its work lasts from now on."""
+    """`processes`: for each, how long ago it wrote its last heartbeat, and how long its work lasts from now on."""
     now = 1000 * MS
     signs = [(LastBeat(now - ago, None if left is None else now - ago + left), 0) for ago, left in processes]
     verdict = Silence().judge(now, [*signs, (None, 0)] if old_hook else signs)

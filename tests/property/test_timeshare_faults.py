@@ -127,7 +127,7 @@ def test_shares_and_ceilings_of_the_others_hold_while_one_is_hung(
 
 
 class PlaysDead(Simulation):
-    """The tenant `dead` gives no sign of life while its last kernel runs. It is found silent `found_ns` after the end
+    """The tenant `dead` writes no heartbeat while its last kernel runs. It is found silent `found_ns` after the end
     of that kernel (negative: before), and runs again `back_ns` after it."""
 
     found_ns = 0

@@ -207,7 +207,7 @@ def test_a_process_gives_signs_of_life_while_it_runs(tenant: Tenant) -> None:
         beats.add(client.pulse().beat_at)
         return len(beats) > 20
 
-    tenant.until(alive, "signs of life")
+    tenant.until(alive, "heartbeats")
     pulse = client.pulse()
     assert pulse.grant_id == grant.grant_id
     assert 0 <= pulse.ends_at - pulse.beat_at <= 3 * 20_000_000 + 20_000_000, "two kernels and what a busy machine adds"
@@ -265,7 +265,7 @@ def test_a_process_that_was_barred_shows_that_it_runs_while_it_waits(tenant: Ten
             beats.add(pulse.beat_at)
         return len(beats) > 20
 
-    tenant.until(shown, "signs of life while it waits")
+    tenant.until(shown, "heartbeats while it waits")
     tenant.until(lambda: client.pulse().ends_at == 0, "the end of them: it was not barred for a while")
 
 
@@ -289,7 +289,7 @@ def test_the_end_of_work_that_was_launched_without_metering_is_not_known(tenant:
         seen.append(client.pulse())
         return seen[-1].beat_at > begun + 300_000_000 and seen[-1].grant_id == agent.last_grant.grant_id
 
-    tenant.until(beats, "signs of life under the new terms")
+    tenant.until(beats, "heartbeats under the new terms")
     assert seen[-1].ends_at == 0
 
 

@@ -120,7 +120,7 @@ class Pulse(ctypes.Structure):
 
 
 class Living:
-    """Thread in place of a process: it gives signs of life every 0.3 ms until it is stopped."""
+    """Thread in place of a process: it writes heartbeats every 0.3 ms until it is stopped."""
 
     made: ClassVar[list[Living]] = []
     """Processes of the present test."""
@@ -148,7 +148,7 @@ class Living:
         return gap_ns >= PATIENCE_NS
 
     def stop(self) -> int:
-        """Stop the process. Return the moment of its last sign of life."""
+        """Stop the process. Return the moment of its last heartbeat."""
         self._stopped.set()
         self._thread.join()
         return int(self.written.beat_at) - self.ahead_ns
@@ -158,8 +158,7 @@ class Living:
 
 
 def repeated_where_starved(test: Callable[P, None]) -> Callable[P, None]:
-    """Repeat a test while its failures are caused by a busy machine, on which one of its processes gave no sign of
-    life."""
+    """Repeat a test while its failures are caused by a busy machine, on which a process wrote no heartbeat."""
 
     @functools.wraps(test)
     def repeated(*arguments: P.args, **options: P.kwargs) -> None:

@@ -1,4 +1,4 @@
-"""Signs of life of a process, read from its pulse page, also by a reader that is delayed."""
+"""Heartbeats of a process, read from its pulse page, also by a reader that is delayed."""
 
 from __future__ import annotations
 

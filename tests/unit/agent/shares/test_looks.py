@@ -1,4 +1,4 @@
-"""Checks of signs of life by the agent's event loop, with real pulse pages and the real clock."""
+"""Checks of heartbeats by the agent's event loop, with real pulse pages and the real clock."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ async def two(directory: Path, monkeypatch: pytest.MonkeyPatch, *, pulses: bool)
 
 
 async def connected_with_pulse(directory: Path | None) -> Client:
-    """Connect a client with a recent sign of life, whose work takes an hour."""
+    """Connect a client with a recent heartbeat, whose work takes an hour."""
     client = await Client.connect(directory, hello=False)
     client.send(protocol.Hello(1, protocol.PULSE_VERSION))
     await client.expect(protocol.Welcome)

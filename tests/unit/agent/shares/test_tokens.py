@@ -413,7 +413,7 @@ async def test_an_agent_that_was_stopped_charges_no_tenant_for_it(tokens: Tokens
 
 
 async def looks(tokens: Tokens) -> None:
-    """Wait until the event loop has run the next check of the signs of life, at the clock's present moment."""
+    """Wait until the event loop has run the next check of the heartbeats, at the clock's present moment."""
     before = tokens._looks._timer
     await until(lambda: tokens._looks._timer is not before)
 
@@ -422,7 +422,7 @@ async def holder_and_waiter(
     tokens: Tokens, clock: Clock, *, ends_in_ns: int | None = 0
 ) -> tuple[Process, Process, list[int]]:
     """Return a process of `a` that holds, a process of `b` that waits, and the ids of barred grants. The holder's
-    launched work ends `ends_in_ns` after its last sign of life."""
+    launched work ends `ends_in_ns` after its last heartbeat."""
     barred: list[int] = []
     add(tokens, "a", "b", barred=barred)
     for name in ("a", "b"):
@@ -480,7 +480,7 @@ async def test_a_holder_that_has_not_taken_note_of_its_grant_passes_the_gpu_on(t
 
 @pytest.mark.promise("time-starved")
 async def test_a_tenant_that_is_stopped_again_and_again_is_found_sooner(tokens: Tokens, clock: Clock) -> None:
-    """After three stops the tenant is found silent 1 ms after its grant, before any sign of life under that grant."""
+    """After three stops the tenant is found silent 1 ms after its grant, before any heartbeat under that grant."""
     stopped, busy, barred = await holder_and_waiter(tokens, clock)
     for _ in range(3):
         clock.now += 6 * MS
@@ -506,7 +506,7 @@ async def test_a_tenant_that_is_stopped_again_and_again_is_found_sooner(tokens: 
 async def test_a_tenant_that_stands_still_while_it_waits_is_passed_over_when_its_turn_comes(
     tokens: Tokens, clock: Clock, stands_still: bool
 ) -> None:
-    """A tenant that was found silent gets its next turn only if it gives signs of life while it waits."""
+    """A tenant that was found silent gets its next turn only if it writes heartbeats while it waits."""
     stopped, busy, barred = await holder_and_waiter(tokens, clock)
     clock.now += 6 * MS
     await looks(tokens)
