@@ -25,7 +25,7 @@ MEDIAN_S, SIGMA = 655.0, 1.8
 come from the default trace."""
 NEEDS = (0.5, 1.0, 1.5)
 """GPU work of a job with a share, as a multiple of its request. Each value is equally likely: on average users request
-what they need, and as many request too much as too little."""
+what they need, and requests above the need are as frequent as requests below it."""
 WHOLE_DUTIES = (0.6, 0.8, 1.0)
 """GPU work of a job with whole GPUs, as a part of the time. Each value is equally likely. The work counts as used GPU
 time and changes nothing else."""

@@ -42,7 +42,7 @@ FRACTION_PATTERN = r"^([0-9]{1,9}([.][0-9]{0,9})?|[.][0-9]{1,9})(m|%)?$"
 sign, exponent or blank."""
 
 A_FRACTION = '0 to 1 with at most three decimals, such as "0.4", "400m" or "40%"'
-"""What to write instead of an invalid fraction, for messages."""
+"""Examples of valid fractions, for messages that refuse one."""
 
 BYTES_PATTERN = r"^[0-9]{1,18}$"
 

@@ -47,7 +47,7 @@ class KubeletPlugin:
     versions: tuple[str, ...]
     """Versions of the plugin's interface."""
     effect: str
-    """What the plugin serves, as messages of `problem` name it."""
+    """Name of the served resource in messages of `problem`."""
     name: str
 
 

@@ -28,7 +28,7 @@ typedef struct {
 enum { SHP_BEATS_MOST = 64 };
 enum { SHP_EXACT_NS = 20000000 }; /* a wait longer than this may end up to 1 ms late, and sets no timer */
 
-/* What a wait checks: the alarm, and the heartbeats of watched tenants. A tenant is silent if none of its
+/* State that a wait checks: the alarm, and the heartbeats of watched tenants. A tenant is silent if none of its
  * processes writes heartbeats. Moments in nanoseconds of CLOCK_MONOTONIC. */
 typedef struct {
     int32_t descriptor; /* reported as ready when the alarm rings or a tenant is silent */

@@ -30,7 +30,7 @@ class Entry:
     unwritten: bool = False
     """True while the disk has not stored the whole directory of the tenant. The row is applied again until it has."""
     left_behind: str | None = None
-    """What remains of a tenant in release, as text, by the last reading. None if nothing does, or if no reading has
+    """Remains of a tenant in release, as text, by the last reading. None if nothing remains, or if no reading has
     shown it yet."""
     drained: bool = False
     """True once nothing of the released tenant is left. Never reset."""

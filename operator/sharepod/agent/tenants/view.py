@@ -61,7 +61,7 @@ class TenantView:
     drained: bool
     """True once nothing of a released tenant is left."""
     left_behind: str | None
-    """What remains of a tenant in release, as text. None if nothing does, or not read yet."""
+    """Remains of a tenant in release, as text. None if nothing remains, or not read yet."""
 
     _served: ServedTenant | None
     _tokens: Tokens

@@ -38,7 +38,7 @@ _FOLLOWS = {
     WhenSpent.QUEUE: "new SharePods wait",
     WhenSpent.NOTIFY: "nothing follows",
 }
-"""What follows when a budget is spent, as the end of a message."""
+"""Consequence of a spent budget, as the end of a message."""
 
 
 def time_text(at_ms: int) -> str:

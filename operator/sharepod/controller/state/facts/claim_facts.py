@@ -137,7 +137,7 @@ class ClaimPodFacts(ObjectFacts):
     """Default group of the Pod's tenants, from its controller, such as `Job/UID` of an indexed Job (`default_groups`).
     It applies if the claim names no group."""
     asks: PodNeeds | None
-    """What the Pod requires of its node. None if that cannot be read."""
+    """Requirements of the Pod on its node. None if that cannot be read."""
     containers: tuple[tuple[str, frozenset[str]], ...] = ()
     """(name of the container, claims by their names in the Pod's spec) of each container that uses more than one claim.
     Empty for a Pod with more than `MAX_CLAIMS` claims, which is not placed."""

@@ -117,7 +117,7 @@ class PodFacts(ObjectFacts):
     ends_by: str = ""
     """Time at which its grace period ends, RFC 3339. Empty while the Pod is not being deleted."""
     asks: PodNeeds | None = None
-    """What the Pod requires of its node. Only read while the Pod waits for its share. None otherwise, or if it cannot
+    """Requirements of the Pod on its node. Only read while the Pod waits for its share. None otherwise, or if it cannot
     be read."""
     claim: str | None = None
     """Name of the ResourceClaim through which its GPUs are attached. None if a CSI volume attaches them."""
