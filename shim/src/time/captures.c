@@ -39,6 +39,15 @@ static void move_waits(struct known_stream *from, struct known_stream *to) {
     from->places = 0;
 }
 
+/* Record the event behind the row's unfinished work: behind all work of the context where that adds no order (D4).
+ * `few`: the context has room for such a row. Return false if no event could be recorded. */
+static bool record_behind(struct streams *streams, struct known_stream *row, CUevent event, bool waits, bool few) {
+    bool may_block = waits || (row->held && row->context->held);
+    bool behind_all = may_block || row->stream == NULL || (few && !waits_left(streams, row->context, NULL));
+    return (behind_all && streams_record_context(streams, row, event)) ||
+           (!may_block && streams_record(streams, row, event));
+}
+
 void captures_fence(struct streams *streams, struct known_stream *row, bool leaves) {
     struct known_context *context = row->context;
     CUcontext popped;
@@ -59,11 +68,7 @@ void captures_fence(struct streams *streams, struct known_stream *row, bool leav
     bool recorded = false;
     if (event != NULL && DRIVER(cuCtxPushCurrent_v2)(context->context) == CUDA_SUCCESS) {
         bool over = leaves && streams_idle(streams, row);
-        bool may_block = waits || (row->held && context->held);
-        bool behind_all = may_block || row->stream == NULL || (few && !waits_left(streams, context, NULL));
-        recorded = !over && !later &&
-                   ((behind_all && streams_record_context(streams, row, event)) ||
-                    (!may_block && streams_record(streams, row, event)));
+        recorded = !over && !later && record_behind(streams, row, event, waits, few);
         fence->unseen = !over && later;
         DRIVER(cuCtxPopCurrent_v2)(&popped);
     }
