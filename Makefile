@@ -326,6 +326,9 @@ bench-queue-flood: shim ## from apply to Pod while thousands of SharePods of ano
 bench-plugin: cluster ## each command of the kubectl plugin on 1,000 nodes, next to kubectl's own read
 	@$(BIN)/python benchmarks/plugin_speed.py
 
+bench-chart: shim doubles programs ## from helm install until the first SharePod runs, on five new clusters with a real kubelet (two minutes; root and make helm)
+	@$(BIN)/python benchmarks/chart_install.py $(CHART_ARGS)
+
 bench-refusals: shim cluster ## malformed SharePods and what kubectl says of each
 	@$(BIN)/python benchmarks/refusals.py
 
