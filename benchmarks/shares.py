@@ -143,7 +143,8 @@ def alone(arguments: Sequence[str], seconds: float) -> float:
 
 
 def together(mix: str, work: str, seconds: float, watched_s: float, grace_ms: int = 1000) -> Window:
-    """Run one case. Arguments as for `share_window.watch`."""
+    """Run the tenants of the shares `mix` with the kernels `work` on one GPU. Return their measured shares. Other
+    arguments as for `share_window.watch`."""
     works = [WORKS[work][index % len(WORKS[work])] for index in range(len(MIXES[mix]))]
     tenants = [Asked(f"t{index}", share) for index, share in enumerate(MIXES[mix])]
     long = max(one.us for one in works) > seconds * 1e6 / 100

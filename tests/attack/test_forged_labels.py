@@ -58,7 +58,7 @@ def without(path: str) -> Forge:
 
 
 def add_mount(**added: Any) -> Forge:
-    """Return a function that adds a volume with this mount."""
+    """Return a function that adds a volume to a Pod and mounts it. `added`: fields of the mount."""
 
     def change(pod: Object) -> None:
         pod["spec"]["containers"][0]["volumeMounts"].append(added)

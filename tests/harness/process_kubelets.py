@@ -49,8 +49,8 @@ class ProcessKubelets(FakeKubelets):
         api: The API server.
         nodes: Names of the nodes.
         start: Starts a pod's process.
-        same: Returns a name for the work of a pod. `most_at_once` counts the processes of pods with the same name
-            together.
+        same: Returns the name of the job that a pod belongs to. `most_at_once`: largest number of processes of one job
+            that ran at the same time.
     """
 
     def __init__(self, api: Api, nodes: Collection[str], start: Start, same: Callable[[Object], str]) -> None:

@@ -60,8 +60,9 @@ void process_watch_exit(void) {
         register_atexit(at_exit, NULL, NULL);
 }
 
-/* Callback of memory/: return the charges of memory that is free by now on the GPU at `place`. Return true if there was
- * any. `wait`: wait for frees that streams have not reached. Makes no driver call while the program exits. */
+/* Callback of memory/: give the agent the charges of memory that is free by now on the GPU at `place`. Return true if
+ * there was such memory. `wait`: wait for frees that streams have not reached. Makes no driver call while the program
+ * exits. */
 static bool refresh(int place, bool wait) {
     struct process *process = the_process;
     bool driver = !atomic_load(&process->thread.left);

@@ -105,7 +105,7 @@ struct token {
     /* The duty cycle, without an agent: */
     uint64_t phase;       /* ns, see struct limits; set before token_register */
     uint64_t window_end;  /* end of the present window */
-    uint64_t debt;        /* ns for which work ran beyond the ends of windows */
+    uint64_t debt;        /* ns for which work ran after the ends of its grants */
     uint64_t paid_window; /* start of the last window that was shortened to pay `debt` */
     uint64_t next_limits; /* time at which the file `limits` is read again */
 };

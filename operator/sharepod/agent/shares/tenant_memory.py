@@ -144,7 +144,7 @@ class TenantMemory:
         self._arm()
 
     def exited(self, pid: int) -> None:
-        """Free the kept credits of a process that has exited."""
+        """Free the memory credits that are still recorded for a process, because it has exited."""
         if self._closed:
             return
         now = time.monotonic_ns()

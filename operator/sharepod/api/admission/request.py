@@ -66,7 +66,8 @@ def request_policy() -> list[dict[str, Any]]:
 
 
 def _suspect() -> str:
-    """Return a CEL condition that is false only if a SharePod requests by `spec.gpu` alone and names no node."""
+    """Return a CEL condition that is true for a SharePod that the full rules must check: it has no `spec.gpu`,
+    has annotations of SharePod or many of others, or names a node."""
     annotations, labels = "object.metadata.?annotations.orValue({})", "object.metadata.?labels.orValue({})"
     ours = " || ".join(f"k.startsWith({text(prefix)})" for prefix in STARTS)
     return (

@@ -44,8 +44,8 @@ class FairLine(Generic[Key]):
             del self._owners[owner]
 
     def take(self, may: Callable[[str], bool]) -> tuple[Key, str] | None:
-        """Remove and return (key, owner): the first key of the next owner for which `may` returns True. None if there
-        is none.
+        """Remove the first key of the next owner that `may` accepts. Return (key, owner), or None if `may` accepts no
+        owner.
         """
         owner = next((owner for owner in self._owners if may(owner)), None)
         if owner is None:

@@ -159,7 +159,8 @@ class Preemptor:
         self._state.on_tenant_changed(victim)
 
     def _tell_preemptor(self, preemption: OngoingPreemption) -> None:
-        """Write the Event on the waiting tenant: which tenants it lowers, evicts or waits for."""
+        """Write the Event on the waiting tenant: the tenants with a lowered share, the evicted tenants, and the
+        ending tenants for which it waits."""
         request, plan = preemption.request, preemption.plan
         parts = []
         for verb, tenants in (("lowers", plan.lower), ("evicts", plan.evict), ("waits for", plan.leaving)):

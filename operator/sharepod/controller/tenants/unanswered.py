@@ -31,8 +31,8 @@ class Patience:
 
     @contextmanager
     def timeout_s(self, namespace: str, *, wanted: bool) -> Iterator[float | None]:
-        """Yield the timeout of a call in seconds. None means the usual timeout of writes. `wanted`: True if the last
-        call of this kind for the same tenant got no answer."""
+        """Yield the timeout of a call in seconds. None means the usual timeout of writes. `wanted`: True if the call
+        repeats an unanswered call for the same tenant."""
         if not wanted or self._waiting.total() >= MOST or self._waiting[namespace] >= MOST_OF_A_NAMESPACE:
             yield None
             return

@@ -68,7 +68,7 @@ struct slot {
     struct queue *recent[SLOT_RECENT]; /* the thread's recently used queues, by hash; of two with the same hash, the
                                           later one is stored */
     uint64_t forgotten_end;            /* ns: latest expected end of the queues that are not in `recent` */
-    uint32_t foretold;                 /* opening to which forgotten_end belongs (number of its closing) */
+    uint32_t foretold;                 /* the opening for which forgotten_end is valid, by the number of its closing */
 } __attribute__((aligned(128)));
 
 /* Number of threads without a slot of their own whose ids are stored while they are inside a launch. By its id the hook

@@ -264,7 +264,7 @@ static bool met(struct op *op) {
     return atomic_load(op->meeting) >= op->met_at || fake_state_released();
 }
 
-/* Give a slice of the device to one of the kernels that can run now. `due`: time of the next check. */
+/* Run one of the ready kernels for a time slice. Return whether one ran. `due`: time of the next call. */
 static bool run_kernel(struct queue *queue, int device, uint64_t now, uint64_t *due) {
     struct stream *chosen = NULL;
     uint64_t first = UINT64_MAX, end, able = 0;

@@ -1,1 +1,1 @@
-"""Readers and compact forms by which objects of the API server become facts. See README.md."""
+"""Readers that turn objects of the API server into facts, the fields that the operator uses. See README.md."""
