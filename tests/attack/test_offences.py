@@ -42,8 +42,11 @@ def killing(directory: Path) -> AgentSettings:
 async def observe(
     tenants: TenantRegistry, *pids: int, of: int | None = None, replaced: dict[int, str] | None = None
 ) -> None:
-    """Give the agent one reading with these processes on the GPU. `of`: pid of the process in the tenant's pod.
-    `replaced`: by pid, evidence that the hook was replaced."""
+    """Give the agent one reading with these processes on the GPU.
+
+    `of`: pid of the only process in the tenant's pod; the others are in no pod. `replaced`: by pid, evidence that the
+    hook was replaced.
+    """
     await tenants.observe(
         reading(*(Process(pid, GPU0, GI) for pid in pids)),
         residue=lambda _: None,

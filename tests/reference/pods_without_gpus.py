@@ -28,10 +28,10 @@ def takes_pod(node: NodeAccount, needs: PodNeeds) -> bool:
 
 
 def find_node(engine: Engine, needs: PodNeeds, whole: float = 1.0) -> str | None:
-    """Return a node for the pod, where it takes the least from GPU shares.
+    """Return the node on which a pod without GPUs takes the least CPU and memory that shares of GPUs could need.
 
-    Among nodes of about the least cost, it is the node with the least free GPU time, then the fullest. No share needs
-    the remaining CPUs of such a node, whereas a request of eight GPUs needs the CPUs of idle GPUs.
+    Among nodes of about the least cost, it is the node with the least free GPU time, then the node with the fewest free
+    CPUs. No share needs the remaining CPUs of such a node. CPUs of idle GPUs stay free for requests of eight GPUs.
 
     Args:
         engine: the placement engine.

@@ -32,8 +32,8 @@ def resize(
 ) -> Reservation | Refusal:
     """Change a tenant's share on its present GPUs. Returns the row to write, or a refusal, which changes nothing.
 
-    Raises `PlacementError` for a tenant without exactly one reservation, an Exclusive one, or a limit below the
-    request.
+    Raises `PlacementError` if the tenant does not have exactly one reservation, if that reservation is Exclusive (it
+    has whole GPUs), or if the limit is below the request.
 
     Args:
         memory: bytes on each GPU; None: request x the memory of the smallest of its GPUs.

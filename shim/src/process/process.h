@@ -39,7 +39,7 @@
 
 struct process {
     bool unwiped; /* set to true when the process is set up. If it is still true in a child of fork, Linux has not
-                     zeroed the memory (H2) */
+                     zeroed struct process (H2) */
     struct gate gate;
     struct lock start_lock;
     bool waited; /* a CUDA call has waited for the file `limits` in vain: the next call does not wait */

@@ -126,7 +126,7 @@ def test_pods_that_ask_the_same_are_looked_at_once_and_a_node_once_for_each_chan
         return needs.resources.extended[DEVICE_PLUGIN_RESOURCE] <= room.extended[DEVICE_PLUGIN_RESOURCE]
 
     def answer(room: Resources) -> tuple[int, int]:
-        """Return (the answer, the number of needs that were checked for it)."""
+        """Return (number of GPUs that pods could have of this room, number of different needs compared to count it)."""
         asked.clear()
         found = pods.could_have(state, room, DEVICE_PLUGIN_RESOURCE, could)
         return found, len(asked)

@@ -117,8 +117,8 @@ class ClaimSelfTest:
             await asyncio.sleep(_LOOK_S if self.verdict is ClaimsAttachReason.ATTACHED else _FIRST_LOOKS_S)
 
     def look(self, now: float) -> ClaimsAttachReason | None:
-        """Return the worst verdict on the self-test's processes; `NOT_STARTED` if one should run; None without
-        evidence. `now`: monotonic seconds."""
+        """Return the worst verdict on the self-test's processes; `NOT_STARTED` if none runs although one should
+        by now; None without evidence. `now`: monotonic seconds."""
         prepared_for_s = self._prepared_for_s()
         if prepared_for_s is None:
             return None

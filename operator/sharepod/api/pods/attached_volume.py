@@ -40,8 +40,8 @@ def mounts(*, hook: bool) -> list[dict[str, Any]]:
 
 
 def variables(named: Iterable[str]) -> list[dict[str, Any]]:
-    """Return the variables by which NVIDIA's runtime attaches the GPUs. `named`: variables that the container itself
-    sets."""
+    """Return the environment variables by which NVIDIA's runtime attaches the GPUs. `named`: variables of the
+    container, of which the driver capabilities take precedence."""
     found: list[dict[str, Any]] = [{"name": VISIBLE_DEVICES, "valueFrom": {"fieldRef": {"fieldPath": GPUS_FIELD}}}]
     if DRIVER_CAPABILITIES not in named:
         found.append({"name": DRIVER_CAPABILITIES, "value": DEFAULT_CAPABILITIES})

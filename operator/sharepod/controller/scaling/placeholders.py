@@ -1,10 +1,10 @@
-"""Placeholders: keeps one Pod for each share that fits on no node and has its turn, so that a cluster autoscaler adds
-nodes.
+"""Placeholders: keeps one Pod for each share that fits on no node, so that a cluster autoscaler adds nodes. If more
+shares wait than there may be placeholders, each has one for a time, in turn.
 
 Guarantees:
 - While the setting `placeholders` is 0, a leader calls the API server only once: to delete the placeholders that exist
   from an earlier setting.
-- Existing placeholders are read from the API server in each round. So a new leader keeps them, each for a full turn.
+- Existing placeholders are read from the API server in each round. So a new leader keeps them, each for its full time.
 - If the request of a share changes, its placeholder is created again.
 - A placeholder that the API server refuses does not prevent others.
 - The operator writes the condition Unschedulable only into placeholders, and only if the placeholder matches the

@@ -131,7 +131,7 @@ class Packing:
                     break
             else:
                 yield from usable.weigh_by_scarcity(usable.room_of_classes(room) * step, max(idle, 1.0))
-            # 4. Sums over the GPUs of each node, with the new weights.
+            # 4. The usable capacity of each node, summed over its GPUs with the new weights.
             weighing.reweigh()
             everywhere = np.arange(nodes if columns.started_over == started_over else 0, dtype=np.int64)
             for _ in weighing.slices(everywhere):

@@ -123,7 +123,8 @@ class ClassScores:
         return copy
 
     def update_request(self, columns: Columns, masks: NodeMasks) -> Any:
-        """Update `c_request` for these columns, and return it. `masks`: nodes that suit the pod."""
+        """Update `c_request`, the request as the C code reads it, from the columns of all GPUs, and return it. `masks`:
+        nodes that suit the pod."""
         wanted, c_request, kept = self.request_class, self.c_request, self._kept
         if "takes" not in kept or len(kept["takes"][0]) != max(len(columns.sizes), 1):
             takes = [memory_milli(wanted.memory, wanted.milli, size) for size in columns.sizes or [0]]

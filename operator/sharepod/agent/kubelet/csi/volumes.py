@@ -147,9 +147,9 @@ class Volumes:
         await self._to_the_end(target, self._publish(target, source, tenant))
 
     async def unpublish(self, target: Path) -> None:
-        """Unmount everything at `target` and remove the path, for any tenant.
+        """Unmount everything at `target` and remove the path, whichever tenant it belongs to.
 
-        The operation runs to its end even if the caller is cancelled. Raise `VolumeError`.
+        The operation runs to its end even if the caller is cancelled. Raise `VolumeError` if it fails.
         """
         self.pod_of(target)
         self._refuse_busy(target)
