@@ -27,9 +27,7 @@ except PackageNotFoundError:  # the code runs from a tree that is not installed
 
 LEADER = Gauge("sharepod_operator_leader", "1 while this process holds the Lease and acts, else 0.", registry=REGISTRY)
 SHAREPODS = Gauge("sharepod_operator_sharepods", "SharePods by phase.", ["phase"], registry=LEADERS)
-WAITING = Gauge(
-    "sharepod_operator_waiting", "SharePods, claims and Pods that wait to be placed.", registry=LEADERS
-)
+WAITING = Gauge("sharepod_operator_waiting", "SharePods, claims and Pods that wait to be placed.", registry=LEADERS)
 LONGEST_WAIT_SECONDS = Gauge(
     "sharepod_operator_longest_wait_seconds",
     "Time for which the first of the SharePods, claims and Pods that wait to be placed has waited; 0 if none waits.",
