@@ -135,6 +135,15 @@ async def test_a_tenant_has_a_bounded_number_of_series(agent: Agent, tmp_path: P
     assert two - one <= 16
 
 
+async def test_a_gpu_has_the_number_of_series_that_the_page_of_monitoring_states(agent: Agent) -> None:
+    page = Path(__file__).resolve().parents[4] / "docs" / "monitoring.md"
+    (stated,) = re.findall(r"A GPU has (\d+), and one for each Xid", page.read_text())
+    await agent.tenants.apply([row("one", gpus=(GPU0,))])
+    samples = await until(agent, "sharepod_gpu_busy_ratio", 0.5, gpu=GPU1)
+    of_gpus = [by_labels for name, by_labels in samples.items() if name.startswith("sharepod_gpu_")]
+    assert sum(("gpu", GPU1) in labels for by_labels in of_gpus for labels in by_labels) == int(stated)
+
+
 async def test_a_process_without_the_hook_is_reported(agent: Agent, tmp_path: Path) -> None:
     await agent.tenants.apply([row("a")])
     agent.owner_of = lambda pid: "a"
