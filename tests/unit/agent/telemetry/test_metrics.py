@@ -21,6 +21,7 @@ from sharepod.agent.tenants.served import ServedTenant
 from sharepod.api.gpunode import ClaimReference, Mode, Pool
 from unit.agent.client import GI, GPU0, GPU1, Client, row, settings_in
 
+MONITORING = (Path(__file__).resolve().parents[4] / "docs" / "monitoring.md").read_text()
 Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
 
 
@@ -136,8 +137,7 @@ async def test_a_tenant_has_a_bounded_number_of_series(agent: Agent, tmp_path: P
 
 
 async def test_a_gpu_has_the_number_of_series_that_the_page_of_monitoring_states(agent: Agent) -> None:
-    page = Path(__file__).resolve().parents[4] / "docs" / "monitoring.md"
-    (stated,) = re.findall(r"A GPU has (\d+), and one for each Xid", page.read_text())
+    (stated,) = re.findall(r"A GPU has (\d+), and one for each Xid", MONITORING)
     await agent.tenants.apply([row("one", gpus=(GPU0,))])
     samples = await until(agent, "sharepod_gpu_busy_ratio", 0.5, gpu=GPU1)
     of_gpus = [by_labels for name, by_labels in samples.items() if name.startswith("sharepod_gpu_")]
