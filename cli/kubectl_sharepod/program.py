@@ -1,7 +1,7 @@
 """`kubectl sharepod`: parses the arguments, runs the command and sets the exit status.
 
 Exit status: 0 done; 1 an error, a problem that `doctor` found, or a workload without a share in `why`; 2 wrong
-arguments; 3 not allowed.
+arguments; 3 not allowed; 130 Ctrl-C, except where it is the usual end of the command.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kubectl sharepod",
         description="Tenants of the GPUs, free shares, and the reasons of waiting Pods.",
-        epilog="exit status: 0 done, 1 error or problem found, 2 wrong arguments, 3 not allowed",
+        epilog="exit status: 0 done, 1 error or problem found, 2 wrong arguments, 3 not allowed, 130 Ctrl-C",
     )
     connection = argparse.ArgumentParser(add_help=False)
     add_connection(connection)
@@ -188,8 +188,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # names in a cluster may not fit the terminal's encoding
     status: int | str | None = EXIT_ERROR
     try:
-        with contextlib.suppress(KeyboardInterrupt):
-            status = _status_of(sys.argv[1:])
+        status = _status_of(sys.argv[1:])
         sys.stdout.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python's flush at exit would fail too
@@ -293,7 +292,3 @@ def _watch(read: Callable[[], Page], first: Page, to: Screen | None, *, wide: bo
                 page, problem = read(), ""
             except KubectlError as error:
                 problem = str(error)
-
-
-if __name__ == "__main__":
-    main()

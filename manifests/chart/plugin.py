@@ -31,7 +31,7 @@ import sys
 if sys.version_info < (3, 11):
     sys.exit("error: kubectl sharepod needs Python 3.11 or newer as python3 on PATH; this is " + sys.version.split()[0])
 
-from kubectl_sharepod.program import main
+from kubectl_sharepod.__main__ import main
 
 main()
 """

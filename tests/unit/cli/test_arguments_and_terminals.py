@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import kubectl_sharepod.kubectl as calls
 import pytest
+from chart import plugin
 from kubectl_sharepod import commands
 from kubectl_sharepod.kubectl import Kubectl, KubectlError, path
 from kubectl_sharepod.output import Format, Page, Screen, drawn, fitting, show
@@ -16,7 +19,7 @@ from kubectl_sharepod.preflight import Verdict
 from kubectl_sharepod.reading import Scope
 
 from .fleet import Memory, cluster
-from .test_commands import TEAM, ran
+from .test_commands import CLI, TEAM, ran
 
 
 @pytest.mark.parametrize("width", [10, 20, 40, 60])
@@ -156,3 +159,18 @@ def test_names_are_one_line_for_each_object(
     gpunodes = kubectl.objects["/apis/sharepod.dev/v1alpha1/gpunodes"]["items"]
     gpunodes[0]["spec"]["pool"] = "device-plugin"
     assert ran(kubectl, *words, "-o", "name", monkeypatch=monkeypatch)[1] == names
+
+
+@pytest.mark.parametrize("function", ["main", "complete"])
+def test_ctrl_c_while_modules_are_loaded_ends_silently(function: str, tmp_path: Path) -> None:
+    (tmp_path / "argparse.py").write_text("raise KeyboardInterrupt\n")
+    start = f"import sys; sys.path[:0] = {[str(tmp_path), str(CLI)]}; from kubectl_sharepod import __main__ as entry"
+    command = [sys.executable, "-c", f"{start}; entry.{function}()"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_every_program_begins_with_the_entry_that_ctrl_c_ends_silently() -> None:
+    scripts = tomllib.loads((CLI / "pyproject.toml").read_text())["project"]["scripts"]
+    assert {entry.partition(":")[0] for entry in scripts.values()} == {"kubectl_sharepod.__main__"}
+    assert "from kubectl_sharepod.__main__ import main" in plugin._MAIN
