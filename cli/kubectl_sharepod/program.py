@@ -147,10 +147,14 @@ def run(given: Sequence[str], *, program: str = "kubectl", to: Screen | None = N
         asked.namespace = asked.namespace_before
     kubectl = Kubectl(connection_of(asked), program)
     try:
+        kubeconfig = getattr(asked, "kubeconfig", None)
+        if kubeconfig and not Path(kubeconfig).exists():
+            raise UsageError(f"the kubeconfig {kubeconfig} does not exist")
         if asked.command in _OF_KUBECTL:
             namespace = _namespace(kubectl, asked)
-            pod = pod_of(kubectl, namespace, *target(asked.name))
-            kubectl.become([asked.command, "--namespace", namespace, pod, *asked.rest])
+            pod, container = pod_of(kubectl, namespace, *target(asked.name))
+            chosen = [f"--container={container}"] if container and _takes_a_container(asked) else []
+            kubectl.become([asked.command, "--namespace", namespace, pod, *chosen, *asked.rest])
         if asked.command == "page":
             scope, note = scope_of(kubectl, asked.namespace, every=asked.all_namespaces)
             serve(scope, note, asked.port, _announce)
@@ -272,6 +276,13 @@ def _own_flags(asked: argparse.Namespace, rest: Sequence[str]) -> list[str]:
     add_connection(parser)
     _, left = parser.parse_known_args(rest[:end], asked)
     return [*left, *rest[end:]]
+
+
+def _takes_a_container(asked: argparse.Namespace) -> bool:
+    """Return whether a default container may stand before the other arguments. A later `-c` replaces it."""
+    end = asked.rest.index("--") if "--" in asked.rest else len(asked.rest)
+    every = any(word.startswith("--all-containers") for word in asked.rest[:end])
+    return asked.command != "port-forward" and not every
 
 
 def _namespace(kubectl: Kubectl, asked: argparse.Namespace) -> str:

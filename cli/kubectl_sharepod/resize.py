@@ -8,7 +8,7 @@ from decimal import Decimal, DecimalException
 
 from kubectl_sharepod.kubectl import Json, Kubectl, KubectlError, UsageError, path
 from kubectl_sharepod.output import Page
-from kubectl_sharepod.views import condition, mapping, text, whole
+from kubectl_sharepod.views import condition, mapping, rows, text, whole
 
 WAIT_S = 10
 """Seconds for which the command waits for the operator's answer in the status."""
@@ -87,13 +87,20 @@ def _fraction(value: str) -> str:
     return f"{number:f}"
 
 
-def pod_of(kubectl: Kubectl, namespace: str, kind: str, name: str) -> str:
-    """Return the name of a workload's Pod. Raise `KubectlError` if it has none."""
+def pod_of(kubectl: Kubectl, namespace: str, kind: str, name: str) -> tuple[str, str]:
+    """Return (name of a workload's Pod, its default container). Raise `KubectlError` if it has none.
+
+    The default container of a SharePod is the first in its spec, because admission may add others before it in the Pod.
+    Empty: kubectl chooses.
+    """
     if kind == "pod":
-        return name
+        return name, ""
     if kind != "sharepod":
         raise UsageError(f"a {kind} may have several Pods; write pod/NAME")
-    pod = text(kubectl.get(path("sharepods", namespace, name)), "status", "podName")
+    item = kubectl.get(path("sharepods", namespace, name))
+    pod = text(item, "status", "podName")
     if not pod:
         raise KubectlError(f"SharePod {name} has no Pod; `kubectl sharepod why {name}` shows the reason")
-    return pod
+    annotated = text(item, "metadata", "annotations", "kubectl.kubernetes.io/default-container")
+    first = next(iter(rows(mapping(item.get("spec")).get("containers"))), {})
+    return pod, annotated or text(first, "name")

@@ -174,3 +174,43 @@ def test_every_program_begins_with_the_entry_that_ctrl_c_ends_silently() -> None
     scripts = tomllib.loads((CLI / "pyproject.toml").read_text())["project"]["scripts"]
     assert {entry.partition(":")[0] for entry in scripts.values()} == {"kubectl_sharepod.__main__"}
     assert "from kubectl_sharepod.__main__ import main" in plugin._MAIN
+
+
+@pytest.mark.parametrize(
+    ("words", "annotations", "container"),
+    [
+        (("logs", "train", "-f"), {}, "main"),
+        (("exec", "train", "--", "sh"), {}, "main"),
+        (("logs", "train", "--all-containers"), {}, None),
+        (("exec", "train", "--", "sh", "--all-containers"), {}, "main"),
+        (("logs", "train"), {"kubectl.kubernetes.io/default-container": "second"}, "second"),
+        (("port-forward", "train", "80"), {}, None),
+        (("logs", "pod/train"), {}, None),
+    ],
+)
+def test_the_first_container_of_the_sharepods_spec_is_the_default(
+    words: tuple[str, ...], annotations: dict[str, str], container: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubectl = cluster()
+    train = kubectl.objects["/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/train"]
+    train["spec"]["containers"] = [{"name": "main"}, {"name": "second"}]
+    train["metadata"]["annotations"] = annotations
+    seen: list[list[str]] = []
+
+    def become(_self: Kubectl, given: list[str]) -> None:
+        seen.append(given)
+        sys.exit(0)
+
+    monkeypatch.setattr(Kubectl, "become", become)
+    with pytest.raises(SystemExit):
+        ran(kubectl, *words, monkeypatch=monkeypatch)
+    default = [f"--container={container}"] if container else []
+    assert seen == [[words[0], "--namespace", TEAM, "train", *default, *words[2:]]], "before any -c, so that counts"
+
+
+@pytest.mark.parametrize("words", [("top", "--kubeconfig=/nope"), ("--kubeconfig", "/nope", "gpus")])
+def test_a_kubeconfig_that_does_not_exist_is_named(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ran(cluster(), *words, monkeypatch=monkeypatch)[0] == 2
+    assert "the kubeconfig /nope does not exist" in capsys.readouterr().err
