@@ -93,7 +93,7 @@ def arguments() -> argparse.ArgumentParser:
     for name, help_text in (
         ("cordon", "let no new tenant on a GPU; its tenants stay"),
         ("uncordon", "let tenants on a GPU again"),
-        ("drain", "cordon a GPU and restart elsewhere what may be moved"),
+        ("drain", "cordon a GPU and evict what may be moved and has room elsewhere"),
     ):
         command = add(name, help_text, f"{name} gpu-node-0:1", formats)
         command.add_argument("gpu", help="NODE:INDEX, or the UUID or its beginning")

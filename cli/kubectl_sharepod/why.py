@@ -103,7 +103,7 @@ def why(kubectl: Kubectl, namespace: str, kind: str, name: str) -> Page:
     items: list[Json] = []
     after: list[str] = []
     if fleet is not None and wanted is not None:
-        wanted = replace(wanted, group=_group(fleet.gpus, wanted))
+        wanted = replace(wanted, group=group_of(fleet.gpus, wanted))
         for gpu in fleet.gpus:
             problem = obstacle(gpu, wanted)
             room = gpu.free
@@ -188,7 +188,7 @@ def _label_obstacle(gpu: Gpu, wanted: Wanted) -> str:
     return ""
 
 
-def _group(gpus: Iterable[Gpu], wanted: Wanted) -> tuple[str, ...]:
+def group_of(gpus: Iterable[Gpu], wanted: Wanted) -> tuple[str, ...]:
     """Return the UUIDs of the GPUs on which the share's affinity group is."""
     own = (wanted.namespace, wanted.affinity)
     members = (gpu for gpu in gpus if own in [(tenant.namespace, tenant.affinity) for tenant in gpu.tenants])

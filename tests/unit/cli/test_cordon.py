@@ -42,11 +42,14 @@ class Evicting(Memory):
         super().merge(resource, namespace, name, patch)
 
 
-def node_with(value: str | None, **objects: Any) -> Evicting:
+def node_with(value: str | None, objects: dict[str, Any] | None = None, *, full: bool = False) -> Evicting:
+    """Return the cluster, whose node-a is cordoned by this annotation. `full`: False: the GPU of node-b is free."""
     known = cluster().objects
     items = known["/apis/sharepod.dev/v1alpha1/gpunodes"]["items"]
+    if not full:
+        items[1]["status"]["conditions"] = []
     items[0]["metadata"] |= {"resourceVersion": "7", "annotations": {CORDONED: value} if value else {}}
-    return Evicting(objects=known | {NODE: items[0]} | objects)
+    return Evicting(objects=known | {NODE: items[0]} | (objects or {}))
 
 
 def written(kubectl: Evicting) -> Any:
@@ -119,7 +122,7 @@ def test_drain_evicts_what_may_be_moved_and_names_what_stays() -> None:
     notebook = {"metadata": {"annotations": {}, "ownerReferences": OWNED}}
     kubectl = node_with(
         None,
-        **{
+        {
             "/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/train": train,
             "/api/v1/namespaces/team/pods/notebook": notebook,
         },
@@ -130,6 +133,45 @@ def test_drain_evicts_what_may_be_moved_and_names_what_stays() -> None:
     answers = {row[2]: row[3] for row in page.rows}
     assert answers["train"] == "evicted"
     assert answers["notebook"].startswith("stays: it may not be moved")
+
+
+TRAIN = "/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/train"
+NOTEBOOK = "/api/v1/namespaces/team/pods/notebook"
+
+
+def movable(**gpu: Any) -> dict[str, Any]:
+    """Return train and notebook, the tenants of node-a:0, which may both be moved. `gpu`: fields of train's request."""
+    train = cluster().objects[TRAIN]
+    train["spec"]["gpu"] |= {"movable": True, "memory": "40Gi"} | gpu
+    return {TRAIN: train, NOTEBOOK: {"metadata": {"annotations": MOVABLE, "ownerReferences": OWNED}}}
+
+
+@pytest.mark.parametrize(
+    ("full", "gpu", "evicted"),
+    [
+        (False, {}, [("team", "train"), ("team", "notebook")]),
+        (True, {}, [("team", "notebook")]),
+        (True, {"memory": "1Gi"}, [("team", "notebook")]),
+        (False, {"models": ["NVIDIA H200"]}, [("team", "notebook")]),
+        (False, {"uuids": [UUIDS[0]]}, [("team", "notebook")]),
+    ],
+)
+def test_drain_lets_a_tenant_stay_that_has_no_room_elsewhere(
+    full: bool, gpu: dict[str, Any], evicted: list[tuple[str, str]]
+) -> None:
+    kubectl = node_with(None, movable(**gpu), full=full)
+    page = drain(kubectl, "node-a:0")
+    assert (kubectl.evicted, page.status) == (evicted, 0 if len(evicted) == 2 else 1)
+    stay = {row[2]: row[3] for row in page.rows if (row[0], row[2]) not in evicted}
+    assert stay in ({}, {"train": "stays: no room elsewhere"})
+
+
+def test_drain_counts_the_room_that_evicted_tenants_take() -> None:
+    kubectl = node_with(None, movable(memory="2Gi"), full=True)
+    rows = kubectl.objects["/apis/sharepod.dev/v1alpha1/gpunodes"]["items"][0]["spec"]["tenants"]
+    rows[0].update(requestMilli=300, memory=2 << 30)
+    drain(kubectl, "node-a:0")
+    assert kubectl.evicted == [("team", "train")], "0.4 is free on the other GPU, for 0.3 and 0.2"
 
 
 @pytest.mark.parametrize(
@@ -148,7 +190,7 @@ def test_a_claim_moves_with_its_only_pod_if_it_says_so_and_a_controller_makes_th
     claim = {"metadata": {"annotations": annotations}, "status": {"reservedFor": [{"name": name} for name in users]}}
     kubectl = node_with(
         None,
-        **{
+        {
             "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/eval": claim,
             "/api/v1/namespaces/team/pods/web": {"metadata": {"ownerReferences": owners}},
         },
@@ -160,7 +202,7 @@ def test_a_claim_moves_with_its_only_pod_if_it_says_so_and_a_controller_makes_th
 
 def test_what_a_budget_protects_or_cannot_be_read_stays_with_the_reason() -> None:
     pod = {"metadata": {"annotations": MOVABLE, "ownerReferences": OWNED}}
-    kubectl = node_with(None, **{"/api/v1/namespaces/team/pods/notebook": pod})
+    kubectl = node_with(None, {"/api/v1/namespaces/team/pods/notebook": pod})
     protected = Evicting(objects=kubectl.objects, protected=("notebook",))
     answers = {row[2]: row[3] for row in drain(protected, "node-a:0").rows}
     assert "disruption budget" in answers["notebook"]
