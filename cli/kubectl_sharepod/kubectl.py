@@ -91,9 +91,14 @@ class Kubectl:
 
     def merge(self, resource: str, namespace: str, name: str, patch: Json) -> None:
         """Change an object by a JSON merge patch. Raise `KubectlError`."""
-        self._output(
-            ["patch", resource, name, "--namespace", namespace, "--type", "merge", "--patch", json.dumps(patch)]
-        )
+        self._patch("merge", resource, namespace, name, patch)
+
+    def edit(self, resource: str, namespace: str, name: str, steps: Sequence[Json]) -> None:
+        """Change an object by a JSON patch, whose steps `test` refuse it as a whole. Raise `KubectlError`."""
+        self._patch("json", resource, namespace, name, steps)
+
+    def _patch(self, kind: str, resource: str, namespace: str, name: str, patch: Json | Sequence[Json]) -> None:
+        self._output(["patch", resource, name, "--namespace", namespace, "--type", kind, "--patch", json.dumps(patch)])
 
     def evict(self, namespace: str, pod: str) -> None:
         """Evict a Pod, if its PodDisruptionBudgets allow this now. Raise `KubectlError`."""

@@ -13,6 +13,7 @@ from kubectl_sharepod.views import condition, mapping, rows, text, whole
 WAIT_S = 10
 """Seconds for which the command waits for the operator's answer in the status."""
 _PAUSE_S = 0.3
+_SHAREPODS = "sharepods.sharepod.dev"
 _REQUEST = "sharepod.dev/gpu-request"
 _LEAST = Decimal("0.001")
 """Smallest fraction of a GPU above 0, because the operator counts thousandths."""
@@ -29,7 +30,9 @@ def resize(
     memory: str | None,
     pause: Callable[[float], None] = time.sleep,
 ) -> Page:
-    """Change request, limit or memory in the workload's object; return the operator's answer. Raise `KubectlError`.
+    """Change request, limit or memory in the workload's object; return the operator's answer. Put the former values of
+    a SharePod back if the change is refused, because its next run would request the refused share. Raise
+    `KubectlError`.
 
     A Pod with a resource line and a claim can change only the request, and only up to the request that they had at
     first.
@@ -51,27 +54,46 @@ def resize(
             change[field] = float(_fraction(value))
     if memory is not None:
         change["memory"] = memory
-    kubectl.merge("sharepods.sharepod.dev", namespace, name, {"spec": {"gpu": change}})
+    before = mapping(mapping(item.get("spec")).get("gpu"))
+    before = {field: before[field] for field in change if field in before}
+    kubectl.merge(_SHAREPODS, namespace, name, {"spec": {"gpu": change}})
     for _ in range(round(WAIT_S / _PAUSE_S)):
         item = kubectl.get(path("sharepods", namespace, name))
         status = mapping(item.get("status"))
         generation = whole(mapping(item.get("metadata")).get("generation")) or 0
         seen = (whole(status.get("observedGeneration")) or 0) >= generation
         if seen and text(condition(status, "Resized"), "status") != "Unknown":
-            return _answer(name, status)
+            break
         pause(_PAUSE_S)
-    return Page(before=[f"sharepod/{name}: the operator has not answered within {WAIT_S} s"], status=1)
-
-
-def _answer(name: str, status: Json) -> Page:
+    else:
+        answer = f"the operator has not answered within {WAIT_S} s; the spec keeps the change"
+        return Page(before=[f"sharepod/{name}: {answer}"], status=1)
     resized, share = condition(status, "Resized"), mapping(status.get("share"))
     if text(resized, "status") == "False":
-        return Page(before=[f"sharepod/{name} keeps its share: {text(resized, 'message')}"], status=1)
+        now = mapping(mapping(item.get("spec")).get("gpu"))
+        kept = f"sharepod/{name} keeps its share; {_put_back(kubectl, namespace, name, change, before, now)}"
+        return Page(before=[f"{kept}: {text(resized, 'message')}"], status=1)
     placed = condition(status, "Placed")
     if text(placed, "reason") == "Invalid":
         return Page(before=[f"sharepod/{name} cannot be placed: {text(placed, 'message')}"], status=1)
     parts = [f"{field} {text(share, field)}" for field in ("request", "limit", "memory") if text(share, field)]
     return Page(before=[f"sharepod/{name}: {', '.join(parts)}"])
+
+
+def _put_back(kubectl: Kubectl, namespace: str, name: str, change: Json, before: Json, now: Json) -> str:
+    """Give the changed fields their former values, unless another user has changed one of them since. Return what the
+    spec has now, as text. `now`: `spec.gpu` that the operator has answered."""
+    if any(now.get(field) != value for field, value in change.items()):
+        return "the spec stays, because it has changed again"
+    steps: list[Json] = [{"op": "test", "path": f"/spec/gpu/{field}", "value": now[field]} for field in change]
+    for field in change:
+        new = {"op": "replace", "value": before[field]} if field in before else {"op": "remove"}
+        steps.append({"path": f"/spec/gpu/{field}"} | new)
+    try:
+        kubectl.edit(_SHAREPODS, namespace, name, steps)
+    except KubectlError as error:
+        return f"the spec could not be put back ({error})"
+    return "the spec is as before"
 
 
 def _fraction(value: str) -> str:

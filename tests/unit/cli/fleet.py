@@ -3,10 +3,11 @@ SharePods that wait."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kubectl_sharepod.kubectl import ForbiddenError, Json, Kubectl, NotFoundError
+from kubectl_sharepod.kubectl import ForbiddenError, Json, Kubectl, KubectlError, NotFoundError
 
 GI = 1 << 30
 MODEL = "NVIDIA A100-SXM4-80GB"
@@ -34,6 +35,18 @@ class Memory(Kubectl):
 
     def merge(self, resource: str, namespace: str, name: str, patch: Json) -> None:
         self.patches.append((resource, namespace, name, patch))
+
+    def edit(self, resource: str, namespace: str, name: str, steps: Sequence[Json]) -> None:
+        """Change `spec.gpu` of a SharePod by the steps of a JSON patch, as the API server does."""
+        spec = self.objects[f"/apis/sharepod.dev/v1alpha1/namespaces/{namespace}/sharepods/{name}"]["spec"]["gpu"]
+        for step in steps:
+            field = step["path"].removeprefix("/spec/gpu/")
+            if step["op"] == "test" and spec[field] != step["value"]:
+                raise KubectlError("the server rejected our request due to an error in our request")
+            if step["op"] == "remove":
+                del spec[field]
+            elif step["op"] == "replace":
+                spec[field] = step["value"]
 
 
 def row(name: str, gpus: tuple[int, ...], request: int, memory: int, *, door: str = "SharePod", **more: Any) -> Json:

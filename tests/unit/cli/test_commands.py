@@ -22,7 +22,7 @@ from kubectl_sharepod.resize import resize
 from kubectl_sharepod.views import fleet
 from kubectl_sharepod.why import Wanted, obstacle, smallest_change, target, why
 
-from .fleet import GI, MODEL, UUIDS, cluster, gpunode, row
+from .fleet import GI, MODEL, UUIDS, Memory, cluster, gpunode, row
 
 TEAM = "team"
 CLI = Path(program.__file__).parents[1]
@@ -283,10 +283,44 @@ def test_resize_waits_for_the_operators_answer() -> None:
     item["status"]["conditions"].append(resized)
 
     def answer(_s: float) -> None:
+        resized.update(status="True", reason="Granted")
+
+    page = resize(kubectl, TEAM, "sharepod", "train", request=None, limit=None, memory="8Gi", pause=answer)
+    assert (page.status, page.before) == (0, ["sharepod/train: request 0.5, limit 1, memory 8Gi"])
+
+
+def refused(kubectl: Memory, *, then: dict[str, Any] | None = None, **change: str) -> Page:
+    """Return the page of a refused `resize` of train. `then`: fields of `spec.gpu` that another user changes next."""
+    item = kubectl.objects["/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/train"]
+    resized = {"type": "Resized", "status": "Unknown", "reason": "Waiting"}
+    item["status"]["conditions"] = [resized]
+
+    def answer(_s: float) -> None:
+        item["spec"]["gpu"].update(kubectl.patches[-1][3]["spec"]["gpu"], **(then or {}))
         resized.update(status="False", reason="NeverFits", message="keeps memory 8Gi")
 
-    page = resize(kubectl, TEAM, "sharepod", "train", request=None, limit=None, memory="1000Gi", pause=answer)
-    assert (page.status, page.before) == (1, ["sharepod/train keeps its share: keeps memory 8Gi"])
+    words: dict[str, Any] = {"request": None, "limit": None, "memory": None} | change
+    return resize(kubectl, TEAM, "sharepod", "train", pause=answer, **words)
+
+
+def test_a_refused_resize_leaves_the_spec_as_it_was() -> None:
+    kubectl = cluster()
+    spec = kubectl.objects["/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/train"]["spec"]
+    del spec["gpu"]["limit"]
+    before = dict(spec["gpu"])
+    page = refused(kubectl, memory="1Ti", limit="0.9")
+    assert page.before == ["sharepod/train keeps its share; the spec is as before: keeps memory 8Gi"]
+    assert (page.status, spec["gpu"]) == (1, before)
+
+
+def test_a_refused_resize_keeps_what_another_user_has_changed_since() -> None:
+    kubectl = cluster()
+    spec = kubectl.objects["/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/train"]["spec"]
+    page = refused(kubectl, memory="1Ti", then={"memory": "16Gi"})
+    assert (page.status, spec["gpu"]["memory"]) == (1, "16Gi")
+    assert "the spec stays, because it has changed again" in printed(page)
+    page = refused(kubectl, memory="1Ti", then={"request": 0.3})
+    assert (spec["gpu"]["memory"], spec["gpu"]["request"]) == ("16Gi", 0.3), "only the changed fields are put back"
 
 
 def test_a_change_that_makes_the_request_invalid_is_an_error() -> None:
