@@ -1,5 +1,7 @@
 """Resize wish: whether a SharePod requests another share than its row has. Pure.
 
+A refusal also reports what the refused share in the spec means for the next run.
+
 Guarantees:
 - The answer depends only on the API server's objects and on one number that the tenant's memo keeps (`memory_settled`).
 - If the agent reports a changed size of a GPU's memory, this is no request for another share. The default memory is
@@ -8,13 +10,15 @@ Guarantees:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sharepod.api.gpunode import Mode
-from sharepod.api.sharepod import CONDITION_RESIZED, GpuRequest
+from sharepod.api.sharepod import CONDITION_RESIZED, GpuRequest, RestartPolicy
+from sharepod.api.units import format_fraction
 from sharepod.controller.state.facts.node_facts import GpuNodeFacts
 from sharepod.controller.state.facts.sharepod_facts import SharePodFacts
-from sharepod.placement.state.types import Reservation
+from sharepod.placement.state.types import Outlook, Refusal, Reservation
+from sharepod.placement.wording import size_exact
 
 from .snapshot import TenantSnapshot
 
@@ -54,6 +58,19 @@ def resize_wish(snapshot: TenantSnapshot, gpunode: GpuNodeFacts | None, memory_s
     if asked.memory is not None:
         return ResizeWish(asked.memory != row.memory, memory_settled)
     return _default_memory(gpunode, row, sharepod, asked, memory_settled)
+
+
+def of_next_run(refusal: Refusal | None, sharepod: SharePodFacts | None) -> Refusal | None:
+    """Return the refusal of a raise, with a sentence about the SharePod's next run, whose share the spec sets. Return
+    any other refusal as it is."""
+    if refusal is None or refusal.outlook not in (Outlook.WAITING, Outlook.NEVER):
+        return refusal
+    if sharepod is None or sharepod.gpu is None or sharepod.plain or sharepod.restart_policy is RestartPolicy.NEVER:
+        return refusal
+    memory = f" and memory {size_exact(sharepod.gpu.memory)}" if sharepod.gpu.memory is not None else ""
+    asked = f"request {format_fraction(sharepod.gpu.request_milli)}{memory}"
+    text = f"With {asked} in the spec, the next run is not placed until that fits."
+    return replace(refusal, advice=f"{refusal.advice} {text}".strip())
 
 
 def _default_memory(

@@ -31,6 +31,7 @@ from sharepod.controller.apiserver.events import Events
 from sharepod.controller.decisions import status
 from sharepod.controller.decisions.announcements import announced_before, announcements
 from sharepod.controller.decisions.conditions import StatusInputs
+from sharepod.controller.decisions.resizing import of_next_run
 from sharepod.controller.decisions.snapshot import TenantSnapshot
 from sharepod.controller.decisions.steps import Ending
 from sharepod.controller.settings import OperatorSettings
@@ -255,7 +256,7 @@ class StatusWriter:
             missing_gpus=missing_gpus,
             seen=seen,
             refusal=memo.refusal,
-            resize_refusal=memo.resize_refusal,
+            resize_refusal=of_next_run(memo.resize_refusal, snapshot.sharepod),
             resizing=asks_for_another_share(self._state, snapshot, memo),
             blocked=memo.blocked,
             usage_due=False,

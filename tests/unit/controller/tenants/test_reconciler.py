@@ -228,9 +228,10 @@ async def test_another_share_is_granted_in_place(world: World) -> None:
     assert len(world.server.made("create", "pods")) == 1
 
 
-async def test_a_share_that_does_not_fit_is_refused_until_the_wish_is_withdrawn(world: World) -> None:
+@pytest.mark.parametrize("policy", ["Never", "Always"])
+async def test_a_share_that_does_not_fit_is_refused_until_the_wish_is_withdrawn(world: World, policy: str) -> None:
     world.node()
-    await world.running()
+    await world.running(restartPolicy=policy)
     neighbour = world.sharepod("two", request=0.5)
     await world.look(neighbour)
     await world.look(neighbour)
@@ -243,6 +244,8 @@ async def test_a_share_that_does_not_fit_is_refused_until_the_wish_is_withdrawn(
     await world.look()
     assert world.condition("Resized")["status"] == "False"
     assert world.rows()[world.tenant]["requestMilli"] == 400
+    warning = "With request 0.9 in the spec, the next run is not placed until that fits."
+    assert world.condition("Resized")["message"].endswith(warning) is (policy == "Always")
     world.change("sharepods", "one", lambda item: item["spec"]["gpu"].update(request=0.4))
     world.now += 1
     await world.look()
