@@ -20,6 +20,8 @@ from typing import Any, Self, TextIO
 
 import yaml
 
+EXIT_ERROR, EXIT_USAGE, EXIT_FORBIDDEN = 1, 2, 3
+
 
 class Format(StrEnum):
     """Format of the output."""

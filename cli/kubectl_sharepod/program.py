@@ -18,7 +18,7 @@ from pathlib import Path
 from kubectl_sharepod import commands
 from kubectl_sharepod.cordon import cordon, drain
 from kubectl_sharepod.kubectl import ForbiddenError, Kubectl, KubectlError, UsageError
-from kubectl_sharepod.output import Format, Page, Screen, drawn, fitting, show
+from kubectl_sharepod.output import EXIT_ERROR, EXIT_FORBIDDEN, EXIT_USAGE, Format, Page, Screen, drawn, fitting, show
 from kubectl_sharepod.page.server import port_of, scope_of, serve
 from kubectl_sharepod.preflight import preflight
 from kubectl_sharepod.reading import Scope
@@ -27,7 +27,6 @@ from kubectl_sharepod.support import support
 from kubectl_sharepod.trace import seconds, trace
 from kubectl_sharepod.why import target, why
 
-EXIT_ERROR, EXIT_USAGE, EXIT_FORBIDDEN = 1, 2, 3
 _REFRESH_S = 2.0
 _OF_KUBECTL = ("logs", "exec", "port-forward")
 """Commands that kubectl itself executes, after the name was replaced by the Pod's."""

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from decimal import Decimal, DecimalException
+from functools import partial
 
-from kubectl_sharepod.kubectl import Json, Kubectl, KubectlError, UsageError, path
-from kubectl_sharepod.output import Page
+from kubectl_sharepod.kubectl import ForbiddenError, Json, Kubectl, KubectlError, UsageError, path
+from kubectl_sharepod.output import EXIT_FORBIDDEN, Page
 from kubectl_sharepod.views import condition, mapping, rows, text, whole
+from kubectl_sharepod.why import CLAIMS, has_line
 
 WAIT_S = 10
 """Seconds for which the command waits for the operator's answer in the status."""
 _PAUSE_S = 0.3
 _SHAREPODS = "sharepods.sharepod.dev"
 _REQUEST = "sharepod.dev/gpu-request"
+_LINE_CLAIM = "sharepod"
+"""Name by which a Pod refers to the claim of its resource line."""
+_SELECT = "?fieldSelector="
 _LEAST = Decimal("0.001")
 """Smallest fraction of a GPU above 0, because the operator counts thousandths."""
 
@@ -42,9 +49,7 @@ def resize(
     if kind != "sharepod":
         if request is None or limit is not None or memory is not None:
             raise UsageError(f"a {kind} takes --request only; its limit and memory stay as granted")
-        resource = "pod" if kind == "pod" else "resourceclaims.v1.resource.k8s.io"
-        kubectl.merge(resource, namespace, name, {"metadata": {"annotations": {_REQUEST: _fraction(request)}}})
-        return Page(before=[f"{kind}/{name}: request {request} is asked for; `kubectl describe` shows refusals"])
+        return _annotate(kubectl, namespace, kind, name, _fraction(request), pause)
     item = kubectl.get(path("sharepods", namespace, name))
     if "gpu" not in mapping(item.get("spec")):
         raise KubectlError(f"SharePod {name} is written with annotations; edit them with kubectl annotate --overwrite")
@@ -94,6 +99,94 @@ def _put_back(kubectl: Kubectl, namespace: str, name: str, change: Json, before:
     except KubectlError as error:
         return f"the spec could not be put back ({error})"
     return "the spec is as before"
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Answer of the operator about a Pod with a line, or about a claim. `request_milli`: None: not known. `refusal`:
+    text of the last refusal, and the object that has it. `hidden`: right that the user lacks to read the answer."""
+
+    request_milli: int | None = None
+    refusal: tuple[str, str] = ("", "")
+    hidden: str = ""
+
+
+def _annotate(
+    kubectl: Kubectl, namespace: str, kind: str, name: str, request: str, pause: Callable[[float], None]
+) -> Page:
+    """Write the request into the annotation of a Pod or claim; return the operator's answer. Raise `KubectlError`."""
+    pod = kind == "pod"
+    plural, group = ("pods", "/api/v1") if pod else ("resourceclaims", CLAIMS)
+    item = kubectl.get(path(plural, namespace, name, group=group))
+    claim = "" if pod else name
+    if pod:
+        _check_line(item, name)
+        listed = rows(mapping(item.get("status")).get("resourceClaimStatuses"))
+        claim = next((text(one, "resourceClaimName") for one in listed if one.get("name") == _LINE_CLAIM), "")
+    allocated = rows(mapping(mapping(mapping(item.get("status")).get("allocation")).get("devices")).get("results"))
+    node = text(item, "spec", "nodeName") if pod else text(next(iter(allocated), {}), "pool")
+    read = partial(_of_row, kubectl, item, node)
+    if claim:
+        read = partial(_of_claim, kubectl, path("resourceclaims", namespace, claim, group=CLAIMS))
+    former = read().refusal if node else ("", "")
+    resource = "pod" if pod else "resourceclaims.v1.resource.k8s.io"
+    kubectl.merge(resource, namespace, name, {"metadata": {"annotations": {_REQUEST: request}}})
+    if not node:
+        return Page(before=[f"{kind}/{name} has no share yet; it waits for one with request {request}"])
+    seen = _Seen()
+    for _ in range(round(WAIT_S / _PAUSE_S)):
+        seen = read()
+        if seen.request_milli == int(Decimal(request) * 1000):
+            return Page(before=[f"{kind}/{name}: request {request}"])
+        if seen.refusal not in (former, ("", "")):
+            break
+        pause(_PAUSE_S)
+    refusal, changed = seen.refusal[0], seen.refusal != former
+    if refusal and (changed or seen.request_milli is not None):  # the operator does not repeat an equal refusal
+        return Page(before=[f"{kind}/{name} keeps its share: {refusal}"], status=1)
+    silent = f"{kind}/{name}: the operator has not answered within {WAIT_S} s"
+    if seen.hidden:
+        silent = f"{kind}/{name}: request {request} is written; you may not read the answer: {seen.hidden}"
+    return Page(before=[silent], status=EXIT_FORBIDDEN if seen.hidden else 1)
+
+
+def _check_line(pod: Json, name: str) -> None:
+    """Raise `UsageError` unless the annotation of a Pod changes its share: a resource line has its request."""
+    owners = rows(mapping(pod.get("metadata")).get("ownerReferences"))
+    if owner := next((text(one, "name") for one in owners if one.get("kind") == "SharePod"), ""):
+        raise UsageError(f"pod/{name} belongs to SharePod {owner}; write `kubectl sharepod resize {owner}`")
+    if not has_line(pod):
+        raise UsageError(f"pod/{name} has no resource line; write NAME of its SharePod, or claim/NAME of its claim")
+
+
+def _of_claim(kubectl: Kubectl, where: str) -> _Seen:
+    try:
+        status = mapping(kubectl.get(where).get("status"))
+    except ForbiddenError as error:
+        return _Seen(hidden=str(error))
+    for device in rows(status.get("devices")):
+        request = whole(mapping(device.get("data")).get("requestMilli"))
+        if request is not None:
+            resized = condition(device, "Resized")
+            return _Seen(request, (text(resized, "message"), "") if text(resized, "status") == "False" else ("", ""))
+    return _Seen()
+
+
+def _of_row(kubectl: Kubectl, pod: Json, node: str) -> _Seen:
+    """Return the answer about a Pod without a claim: its row in the ledger, and its Events."""
+    name, uid, hidden = text(pod, "metadata", "name"), text(pod, "metadata", "uid"), ""
+    request, events = None, list[Json]()
+    try:
+        tenants = rows(mapping(kubectl.get(path("gpunodes", name=node)).get("spec")).get("tenants"))
+        request = next((whole(one.get("requestMilli")) for one in tenants if text(one, "id") == uid), None)
+    except ForbiddenError as error:
+        hidden = str(error)
+    selector = f"involvedObject.kind%3DPod,involvedObject.name%3D{name},reason%3DResizeRefused"
+    with suppress(ForbiddenError):
+        listed = kubectl.get(path("events", text(pod, "metadata", "namespace"), group="/api/v1") + _SELECT + selector)
+        events = rows(listed.get("items"))
+    last = max(events, key=lambda one: text(one, "metadata", "creationTimestamp"), default={})
+    return _Seen(request, (text(last, "message"), text(last, "metadata", "uid")), hidden)
 
 
 def _fraction(value: str) -> str:

@@ -342,6 +342,11 @@ def _of_line(pod: Json, namespace: str) -> Wanted | None:
     )
 
 
+def has_line(pod: Json) -> bool:
+    """Return whether a Pod has a resource line."""
+    return _effective(pod, "sharepod.dev/gpu-milli") > 0
+
+
 def _effective(pod: Json, resource: str) -> int:
     """Return a Pod's effective request of a resource, as Kubernetes computes it: the sum of containers and sidecars or,
     if larger, an init container with the sidecars started before it."""

@@ -266,7 +266,9 @@ def test_resize_patches_the_share_and_prints_the_operators_answer() -> None:
         ("sharepods.sharepod.dev", TEAM, "train", {"spec": {"gpu": {"request": 0.6, "memory": "8Gi"}}})
     ]
     assert page.status == 0
-    resize(kubectl, TEAM, "claim", "eval", request="0.2", limit=None, memory=None)
+    kubectl.objects["/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/eval"] = {"metadata": {"name": "eval"}}
+    page = resize(kubectl, TEAM, "claim", "eval", request="0.2", limit=None, memory=None)
+    assert printed(page) == "claim/eval has no share yet; it waits for one with request 0.2"
     assert kubectl.patches[-1][3] == {"metadata": {"annotations": {"sharepod.dev/gpu-request": "0.2"}}}
     for written in ("400m", "40%", "0.40"):
         resize(kubectl, TEAM, "sharepod", "train", request=written, limit=None, memory=None)
