@@ -113,7 +113,7 @@ def arguments() -> argparse.ArgumentParser:
     command.add_argument("reason", nargs="?")
     add("doctor", "what keeps SharePod from working", "doctor", formats)
     add("preflight", "what to know before the installation", "preflight", formats)
-    command = add("support", "a bundle for a report, without users' secrets", "support --file bundle.tar.gz")
+    command = add("support", "a bundle for a report, without users' secrets", "support --file bundle.tar.gz", shared)
     command.add_argument("--file", type=Path, help="default: sharepod-support-TIME.tar.gz")
     return parser
 
@@ -234,7 +234,7 @@ def _command(kubectl: Kubectl, asked: argparse.Namespace) -> Callable[[], Page]:
         "explain": lambda: commands.explain(asked.reason),
         "doctor": lambda: commands.doctor(kubectl),
         "preflight": lambda: preflight(kubectl),
-        "support": lambda: support(kubectl, asked.file),
+        "support": lambda: support(kubectl, scope.namespace or "", asked.file),
     }
     return pages[asked.command]
 

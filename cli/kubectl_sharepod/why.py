@@ -289,7 +289,7 @@ def _pod(kubectl: Kubectl, namespace: str, name: str) -> _Found:
         lambda: kubectl.get(path("pods", namespace, name, group="/api/v1")),
         lambda: _events(kubectl, namespace, "Pod", name),
     )
-    if not _requests_gpus(item):
+    if not requests_gpus(item):
         return _Found(False, (), None, instead="requests no share of a GPU")
     scheduled = condition(mapping(item.get("status")), "PodScheduled")
     placed = text(scheduled, "status") == "True" or bool(text(item, "spec", "nodeName"))
@@ -297,7 +297,7 @@ def _pod(kubectl: Kubectl, namespace: str, name: str) -> _Found:
     return _Found(placed, (*lines, *(() if placed else events)), _of_line(item, namespace))
 
 
-def _requests_gpus(pod: Json) -> bool:
+def requests_gpus(pod: Json) -> bool:
     """Return whether a Pod requests GPUs of SharePod: by a resource line, a claim, a volume or its owner."""
     spec, metadata = mapping(pod.get("spec")), mapping(pod.get("metadata"))
     named = [spec.get("containers"), spec.get("initContainers"), spec.get("volumes"), metadata.get("ownerReferences")]
