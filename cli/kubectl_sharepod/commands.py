@@ -225,7 +225,7 @@ def budget(scope: Scope) -> Page:
     return Page(
         columns=[
             *_place(scope.namespace),
-            Column("NAME", grows=True),
+            Column("NAME", key=True),
             Column("PERIOD"),
             *(Column(title, right=True) for title in titles),
             Column("GONE-OR-REFILLED-AT"),
@@ -305,7 +305,7 @@ _OPERATOR = "labelSelector=app.kubernetes.io/name%3Dsharepod-operator"
 _BILLED = ("heldMilliseconds", "borrowedMilliseconds", "reservedMilliseconds")
 WORKLOAD_COLUMNS = (
     Column("KIND"),
-    Column("NAME", grows=True),
+    Column("NAME", key=True),
     Column("STATE"),
     Column("NODE", grows=True),
     Column("GPU"),

@@ -1,7 +1,7 @@
 """Output of a command: a table for people, or JSON, YAML and names for programs.
 
 Guarantees:
-- On a terminal no table is wider than the terminal. Piped output is never cut off.
+- On a terminal no table is wider than the terminal: its last columns are dropped. Piped output is never cut off.
 - A table of 16,000 rows takes a tenth of a second. A library for tables would take 1 ms for each row.
 - Colours appear only on a terminal, and not if NO_COLOR is set or the terminal is `dumb`.
 """
@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self, TextIO
@@ -35,13 +35,14 @@ class Format(StrEnum):
 
 @dataclass(frozen=True)
 class Column:
-    """Column of a table. `wide`: shown only with `-o wide`. `grows`: cut off before the other columns on a narrow
-    terminal."""
+    """Column of a table. `wide`: shown only with `-o wide`. `grows`: cut off first on a narrow terminal, whose other
+    columns are then dropped from the right, except the first. `key`: names the row, and is cut off last."""
 
     title: str
     wide: bool = False
     right: bool = False
     grows: bool = False
+    key: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,13 +111,16 @@ def drawn(page: Page, to: Screen, *, wide: bool = False) -> list[str]:
     lines = list(page.before)
     if page.rows:
         kept = [number for number, column in enumerate(page.columns) if wide or not column.wide]
-        columns = [page.columns[number] for number in kept]
-        table = [[column.title for column in columns], *([row[number] for number in kept] for row in page.rows)]
-        widths = [max(len(row[number]) for row in table) for number in range(len(kept))]
+        titles = [column.title for column in page.columns]
+        widths = {number: max(len(row[number]) for row in (titles, *page.rows)) for number in kept}
         if to.columns is not None:
-            widths = _cut(widths, columns, to.columns)
+            kept = _shown(widths, page.columns, to.columns)
+        columns = [page.columns[number] for number in kept]
+        table = [[row[number] for number in kept] for row in (titles, *page.rows)]
+        least = [widths[number] for number in kept]
+        cut = least if to.columns is None else _cut(least, columns, to.columns)
         for row, colour in itertools.zip_longest(table, ("", *page.colours), fillvalue=""):
-            line = _clipped(_line(row, columns, widths), to.columns)
+            line = _clipped(_line(row, columns, cut), to.columns)
             lines.append(f"{colour}{line}{_RESET}" if colour and to.colours else line)
     elif page.empty:
         lines.append(page.empty)
@@ -137,13 +141,25 @@ def _clipped(line: str, width: int | None) -> str:
     return line if width is None or len(line) <= width else f"{line[: max(0, width - 1)]}…"
 
 
+def _shown(widths: Mapping[int, int], columns: Sequence[Column], width: int) -> list[int]:
+    """Return the numbers of the columns that a table of this width has. `widths`: by number of the column."""
+    shown = list(widths)
+    least = {number: min(one, _READABLE) if columns[number].grows else one for number, one in widths.items()}
+    for number in reversed(shown[1:]):
+        if sum(least[one] for one in shown) + len(_GAP) * (len(shown) - 1) <= width:
+            break
+        if not columns[number].grows and not columns[number].key:
+            shown.remove(number)
+    return shown
+
+
 def _cut(widths: Sequence[int], columns: Sequence[Column], width: int) -> list[int]:
     """Return the widths of columns, reduced until the table fits into `width`, but not below `_LEAST` characters each.
-    The widest of the `grows` columns is reduced first, then the widest other column."""
+    The widest of the `grows` columns is reduced first, then the widest other column, then the key."""
     found = list(widths)
     over = sum(found) + len(_GAP) * (len(found) - 1) - width
-    for giving in (True, False):
-        numbers = [number for number, column in enumerate(columns) if column.grows is giving]
+    for giving in ((True, False), (False, False), (False, True)):
+        numbers = [number for number, column in enumerate(columns) if (column.grows, column.key) == giving]
         while over > 0 and any(found[number] > _LEAST for number in numbers):
             widest = max(numbers, key=found.__getitem__)
             found[widest] -= 1
@@ -166,6 +182,8 @@ _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 """PyYAML's dumper in C, if it is installed, which takes a tenth of the time."""
 _RESET = "\x1b[0m"
 _GAP = "  "
+_READABLE = 12
+"""Width to which a column that grows is cut off before other columns are dropped."""
 _LEAST = 4
 """Smallest width of a column that is cut off."""
 

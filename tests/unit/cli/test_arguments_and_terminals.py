@@ -17,6 +17,7 @@ from kubectl_sharepod.kubectl import Kubectl, KubectlError, path
 from kubectl_sharepod.output import Format, Page, Screen, drawn, fitting, show
 from kubectl_sharepod.preflight import Verdict
 from kubectl_sharepod.reading import Scope
+from kubectl_sharepod.why import why
 
 from .fleet import Memory, cluster
 from .test_commands import CLI, TEAM, ran
@@ -214,3 +215,31 @@ def test_a_kubeconfig_that_does_not_exist_is_named(
 ) -> None:
     assert ran(cluster(), *words, monkeypatch=monkeypatch)[0] == 2
     assert "the kubeconfig /nope does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("width", "titles"),
+    [
+        (160, ["NAMESPACE", "KIND", "NAME", "STATE", "NODE", "GPU", "REQUEST", "LIMIT", "USED", "PROGRESS", "MEMORY"]),
+        (80, ["NAMESPACE", "KIND", "NAME", "STATE", "NODE", "GPU"]),
+        (60, ["NAMESPACE", "KIND", "NAME", "NODE"]),
+        (40, ["NAMESP…", "NAME", "NODE"]),
+    ],
+)
+def test_a_narrow_terminal_loses_columns_from_the_right_and_no_part_of_a_name(width: int, titles: list[str]) -> None:
+    kubectl = cluster()
+    long = "notebook-of-a-long-name"
+    tenants = kubectl.objects["/apis/sharepod.dev/v1alpha1/gpunodes"]["items"][0]["spec"]["tenants"]
+    tenants[1]["podName"] = long
+    page = commands.top(Scope(kubectl, None))
+    lines = drawn(page, Screen(io.StringIO(), width, colours=False))[len(page.before) :]
+    assert lines[0].split()[: len(titles)] == titles
+    assert max(map(len, lines)) <= width
+    assert sum(long in line for line in lines) == 1
+    assert any("GPU" in line for line in lines) is (width >= 80)
+
+
+def test_columns_that_grow_stay_on_a_narrow_terminal() -> None:
+    for width in (20, 40, 60):
+        shown = drawn(why(cluster(), TEAM, "sharepod", "large"), Screen(io.StringIO(), width, colours=False))
+        assert any("time" in line for line in shown), "the reason"
