@@ -41,7 +41,8 @@ def top_of(found: Sequence[Workload], fleet: Fleet | None, namespace: str | None
         items=lambda: [asdict(one) for one in found],
         names=[f"{one.kind.lower()}/{one.name}" for one in found],
         before=before,
-        empty="No workload has or wants a GPU" + (f" in namespace {namespace}" if namespace else ""),
+        empty=("No SharePod" if fleet is None else "No workload has or wants a GPU")
+        + (f" in namespace {namespace}" if namespace else ""),
         notes=[NODES_HIDDEN] if fleet is None else [],
     )
 

@@ -12,15 +12,13 @@ from functools import partial
 from kubectl_sharepod.kubectl import ForbiddenError, Json, Kubectl, KubectlError, UsageError, path
 from kubectl_sharepod.output import EXIT_FORBIDDEN, Page
 from kubectl_sharepod.views import condition, mapping, rows, text, whole
-from kubectl_sharepod.why import CLAIMS, has_line
+from kubectl_sharepod.why import CLAIMS, claim_of_line, has_line
 
 WAIT_S = 10
 """Seconds for which the command waits for the operator's answer in the status."""
 _PAUSE_S = 0.3
 _SHAREPODS = "sharepods.sharepod.dev"
 _REQUEST = "sharepod.dev/gpu-request"
-_LINE_CLAIM = "sharepod"
-"""Name by which a Pod refers to the claim of its resource line."""
 _SELECT = "?fieldSelector="
 _LEAST = Decimal("0.001")
 """Smallest fraction of a GPU above 0, because the operator counts thousandths."""
@@ -121,8 +119,7 @@ def _annotate(
     claim = "" if pod else name
     if pod:
         _check_line(item, name)
-        listed = rows(mapping(item.get("status")).get("resourceClaimStatuses"))
-        claim = next((text(one, "resourceClaimName") for one in listed if one.get("name") == _LINE_CLAIM), "")
+        claim = claim_of_line(item)
     allocated = rows(mapping(mapping(mapping(item.get("status")).get("allocation")).get("devices")).get("results"))
     node = text(item, "spec", "nodeName") if pod else text(next(iter(allocated), {}), "pool")
     read = partial(_of_row, kubectl, item, node)

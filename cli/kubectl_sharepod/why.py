@@ -27,7 +27,10 @@ from kubectl_sharepod.output import GREEN, Column, Page, fraction, size
 from kubectl_sharepod.reading import NODES_HIDDEN, NotInstalledError, gpus_if_allowed
 from kubectl_sharepod.views import (
     WHOLE_MILLI,
+    Fleet,
     Gpu,
+    Share,
+    Workload,
     condition,
     mapping,
     quantity,
@@ -46,6 +49,9 @@ LEAST_MEMORY = 1 << 30
 _EVENTS = 8
 """Number of newest Events that are shown."""
 _PREFIX = "sharepod.dev/gpu-"
+_KINDS = {"sharepod": "SharePod", "pod": "Pod", "claim": "Claim"}
+_LINE_CLAIM = "sharepod"
+"""Name by which a Pod refers to the claim of its resource line."""
 _CHECKED = "would fit now"
 """End of advice that the operator has checked by a decision."""
 
@@ -84,17 +90,18 @@ def why(kubectl: Kubectl, namespace: str, kind: str, name: str) -> Page:
     """
     read = {"sharepod": _sharepod, "pod": _pod, "claim": _claim}[kind]
     found, fleet = both(partial(read, kubectl, namespace, name), partial(gpus_if_allowed, kubectl))
+    subject = {"kind": _KINDS[kind], "namespace": namespace, "name": name}
     if found.placed:
         where = f": {found.where}" if found.where else ""
         return Page(
             before=[f"{kind}/{name} has its share{where}", *found.lines],
-            items=lambda: [{"placed": True}],
+            items=lambda: [subject | {"placed": True} | _holding(found, fleet, namespace)],
             names=[f"{kind}/{name}"],
         )
     if found.instead:
         return Page(
             before=[f"{kind}/{name} {found.instead}", *found.lines],
-            items=lambda: [{"placed": False, "reasons": [found.instead]}],
+            items=lambda: [subject | {"placed": False, "reasons": [found.instead]}],
             names=[f"{kind}/{name}"],
             status=1,
         )
@@ -134,7 +141,8 @@ def why(kubectl: Kubectl, namespace: str, kind: str, name: str) -> Page:
         rows=page_rows,
         colours=["" if item["why"] else GREEN for item in items],
         items=lambda: [
-            {
+            subject
+            | {
                 "placed": False,
                 "reasons": [line.strip() for line in found.lines],
                 "wanted": asdict(wanted) if wanted else None,
@@ -148,6 +156,19 @@ def why(kubectl: Kubectl, namespace: str, kind: str, name: str) -> Page:
         notes=[NODES_HIDDEN] if fleet is None else [],
         status=1,
     )
+
+
+def _holding(found: _Found, fleet: Fleet | None, namespace: str) -> Json:
+    """Return node, GPUs and share of a placed workload: as its GPUNode has them, else as its own object has them."""
+    for tenant in fleet.workloads if fleet is not None else ():
+        if tenant.namespace == namespace and {tenant.uid, f"{tenant.kind}/{tenant.name}"} & set(found.tenants):
+            return _held(tenant)
+    return found.held or {"node": "", "gpus": [], "indexes": "", "share": None}
+
+
+def _held(tenant: Workload) -> Json:
+    share = asdict(tenant.share)
+    return {"node": tenant.node, "gpus": list(tenant.gpus), "indexes": tenant.indexes, "share": share}
 
 
 def obstacle(gpu: Gpu, wanted: Wanted) -> str:
@@ -248,6 +269,10 @@ class _Found:
     """GPUs and share, if it is placed: the message of the operator's condition."""
     instead: str = ""
     """Why the workload needs no place. Empty if it needs one."""
+    tenants: tuple[str, ...] = ()
+    """Uid, or kind and name, by which a GPUNode may list it."""
+    held: Json | None = None
+    """Node, GPUs and share, as far as its object has them."""
 
 
 def _sharepod(kubectl: Kubectl, namespace: str, name: str) -> _Found:
@@ -281,7 +306,7 @@ def _sharepod(kubectl: Kubectl, namespace: str, name: str) -> _Found:
         namespace,
         *scheduling_labels(spec),
     )
-    return _Found(placed, tuple(lines), wanted, text(place, "message"))
+    return _Found(placed, tuple(lines), wanted, text(place, "message"), tenants=(seen.uid,), held=_held(seen))
 
 
 def _pod(kubectl: Kubectl, namespace: str, name: str) -> _Found:
@@ -294,7 +319,21 @@ def _pod(kubectl: Kubectl, namespace: str, name: str) -> _Found:
     scheduled = condition(mapping(item.get("status")), "PodScheduled")
     placed = text(scheduled, "status") == "True" or bool(text(item, "spec", "nodeName"))
     lines = [] if placed else [f"  PodScheduled: {text(scheduled, 'reason')}: {text(scheduled, 'message')}"]
-    return _Found(placed, (*lines, *(() if placed else events)), _of_line(item, namespace))
+    listed = text(item, "metadata", "annotations", "sharepod.dev/gpus")
+    gpus = [one for one in listed.split(",") if one not in ("", "void")]
+    return _Found(
+        placed,
+        (*lines, *(() if placed else events)),
+        _of_line(item, namespace),
+        tenants=(text(item, "metadata", "uid"), f"Claim/{claim_of_line(item)}", f"SharePod/{name}"),
+        held={"node": text(item, "spec", "nodeName"), "gpus": gpus, "indexes": "", "share": None},
+    )
+
+
+def claim_of_line(pod: Json) -> str:
+    """Return the name of the claim that a Pod has for its resource line. Empty if it has none."""
+    listed = rows(mapping(pod.get("status")).get("resourceClaimStatuses"))
+    return next((text(one, "resourceClaimName") for one in listed if one.get("name") == _LINE_CLAIM), "")
 
 
 def requests_gpus(pod: Json) -> bool:
@@ -309,7 +348,8 @@ def _claim(kubectl: Kubectl, namespace: str, name: str) -> _Found:
         lambda: kubectl.get(path("resourceclaims", namespace, name, group=CLAIMS)),
         lambda: _events(kubectl, namespace, "ResourceClaim", name),
     )
-    placed = bool(mapping(mapping(item.get("status")).get("allocation")))
+    status = mapping(item.get("status"))
+    placed = bool(mapping(status.get("allocation")))
     first = mapping(next(iter(rows(mapping(mapping(item.get("spec")).get("devices")).get("requests"))), {}))
     exactly = mapping(first.get("exactly"))
     asked = mapping(mapping(exactly.get("capacity")).get("requests"))
@@ -325,7 +365,21 @@ def _claim(kubectl: Kubectl, namespace: str, name: str) -> _Found:
         namespace,
         *scheduling_labels(mapping(mapping(item.get("metadata")).get("annotations")), _PREFIX),
     )
-    return _Found(placed, () if placed else tuple(events), wanted if exclusive or time is not None else None)
+    results = rows(mapping(mapping(status.get("allocation")).get("devices")).get("results"))
+    granted = mapping(next((one.get("data") for one in rows(status.get("devices"))), None))
+    share = Share(*(whole(granted.get(key)) or 0 for key in ("requestMilli", "limitMilli", "memory")))
+    return _Found(
+        placed,
+        () if placed else tuple(events),
+        wanted if exclusive or time is not None else None,
+        tenants=(text(item, "metadata", "uid"),),
+        held={
+            "node": text(next(iter(results), {}), "pool"),
+            "gpus": [text(one, "device") for one in results],
+            "indexes": "",
+            "share": asdict(share) if granted else None,
+        },
+    )
 
 
 def _of_line(pod: Json, namespace: str) -> Wanted | None:

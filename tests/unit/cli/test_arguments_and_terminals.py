@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -13,13 +14,13 @@ import kubectl_sharepod.kubectl as calls
 import pytest
 from chart import plugin
 from kubectl_sharepod import commands
-from kubectl_sharepod.kubectl import Kubectl, KubectlError, path
+from kubectl_sharepod.kubectl import Json, Kubectl, KubectlError, path
 from kubectl_sharepod.output import Format, Page, Screen, drawn, fitting, show
 from kubectl_sharepod.preflight import Verdict
 from kubectl_sharepod.reading import Scope
 from kubectl_sharepod.why import why
 
-from .fleet import Memory, cluster
+from .fleet import UUIDS, Memory, cluster
 from .test_commands import CLI, TEAM, ran
 
 
@@ -243,3 +244,45 @@ def test_columns_that_grow_stay_on_a_narrow_terminal() -> None:
     for width in (20, 40, 60):
         shown = drawn(why(cluster(), TEAM, "sharepod", "large"), Screen(io.StringIO(), width, colours=False))
         assert any("time" in line for line in shown), "the reason"
+
+
+def test_top_does_not_deny_what_its_user_may_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = Memory(objects=later().objects, denied=("/apis/sharepod.dev/v1alpha1/gpunodes",))
+    assert ran(hidden, "top", "-n", "later", monkeypatch=monkeypatch)[1] == "No SharePod in namespace later\n"
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize(("word", "kind"), [("train", "SharePod"), ("pod/notebook", "Pod"), ("claim/eval", "Claim")])
+def test_why_as_json_names_the_workload_and_what_it_has(
+    word: str, kind: str, hidden: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubectl = cluster(denied=("/apis/sharepod.dev/v1alpha1/gpunodes",) if hidden else ())
+    train = kubectl.objects["/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/train"]
+    train["status"]["gpus"] = [{"uuid": UUIDS[0]}]
+    limits = {"sharepod.dev/gpu-milli": "400"}
+    more: dict[str, Json] = {
+        "/api/v1/namespaces/team/events": {"items": []},
+        "/api/v1/namespaces/team/pods/notebook": {
+            "metadata": {"name": "notebook", "uid": "uid-notebook", "annotations": {"sharepod.dev/gpus": UUIDS[0]}},
+            "spec": {"nodeName": "node-a", "containers": [{"resources": {"limits": limits}}]},
+        },
+        "/apis/resource.k8s.io/v1/namespaces/team/resourceclaims/eval": {
+            "metadata": {"name": "eval", "uid": "uid-eval"},
+            "status": {
+                "allocation": {"devices": {"results": [{"pool": "node-a", "device": UUIDS[1]}]}},
+                "devices": [{"data": {"requestMilli": 600, "limitMilli": 1000, "memory": 60 << 30}}],
+            },
+        },
+    }
+    kubectl.objects.update(more)
+    (item,) = json.loads(ran(kubectl, "why", word, "-o", "json", monkeypatch=monkeypatch)[1])["items"]
+    name = word.rpartition("/")[2]
+    assert [item[key] for key in ("kind", "namespace", "name", "placed")] == [kind, TEAM, name, True]
+    assert (item["node"], item["gpus"]) == ("node-a", [UUIDS[1 if name == "eval" else 0]])
+    requests = {"train": 500, "notebook": 200, "eval": 600}
+    assert (item["share"] or {}).get("request_milli") == (None if hidden and name == "notebook" else requests[name])
+
+
+def test_why_as_json_names_a_workload_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    (item,) = json.loads(ran(cluster(), "why", "large", "-o", "json", monkeypatch=monkeypatch)[1])["items"]
+    assert [item[key] for key in ("kind", "namespace", "name", "placed")] == ["SharePod", TEAM, "large", False]
