@@ -19,6 +19,8 @@ from sharepod.api.objects import FREE_SHARES
 from sharepod.api.units import Bytes, Milli
 from sharepod.kube import ApiError, Json, NotFoundError
 from sharepod.placement.state.accounts import GpuAccount, NodeAccount
+from sharepod.placement.state.needs import UNSCHEDULABLE_TAINT
+from sharepod.placement.state.types import NodeState
 
 from .apiserver.client import CONFIG_MAPS, Client, NotLeadingError
 from .state.cluster_state import ClusterState
@@ -67,10 +69,15 @@ def free_totals(state: ClusterState) -> list[Json]:
 
 def _free(node: NodeAccount, gpu: GpuAccount) -> tuple[Milli, Bytes] | None:
     """Return the free (time, memory) of a GPU; None if the GPU takes no new tenants or has no free memory."""
-    able = node.state is not None and node.state.unavailable is None and gpu.state.available and not gpu.state.taken
+    able = node.state is not None and _open(node.state) and gpu.state.available and not gpu.state.taken
     if not able or gpu.exclusive or gpu.free_memory <= 0:
         return None
     return Milli(max(0, gpu.free_milli)), Bytes(gpu.free_memory)
+
+
+def _open(node: NodeState) -> bool:
+    """Return whether a node takes new tenants: it is available and not cordoned."""
+    return node.unavailable is None and all(taint.key != UNSCHEDULABLE_TAINT.key for taint in node.taints)
 
 
 class FreeShares:

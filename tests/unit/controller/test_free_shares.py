@@ -11,6 +11,7 @@ from sharepod.controller.apiserver.client import Resource
 from sharepod.controller.free_shares import FreeShares
 from sharepod.kube import ApiError, Json, NotFoundError
 from sharepod.placement.state.cluster import Cluster
+from sharepod.placement.state.needs import parse_taints
 from sharepod.placement.state.types import GpuState, NodeState, Reservation
 
 GIB = 1 << 30
@@ -46,14 +47,18 @@ class _State:
         self.cluster = Cluster()
         self.gpunodes: list[_GpuNode] = []
 
-    def node(self, name: str, *, model: str = "L4", unavailable: str | None = None, **gpu: Any) -> None:
+    def node(
+        self, name: str, *, model: str = "L4", unavailable: str | None = None, spec: Json | None = None, **gpu: Any
+    ) -> None:
         gpus = tuple(
             GpuState(uuid=GpuUuid(f"{name}-{index}"), index=index, model=model, memory=Bytes(24 * GIB), **gpu)
             for index in range(2)
         )
         if name not in [one.name for one in self.gpunodes]:
             self.gpunodes.append(_GpuNode(name, "dedicated"))
-        self.cluster.upsert_node(NodeState(name=name, gpus=gpus, unavailable=unavailable))
+        self.cluster.upsert_node(
+            NodeState(name=name, gpus=gpus, unavailable=unavailable, taints=parse_taints(spec or {}))
+        )
 
     def tenant(self, name: str, gpu: str, milli: int) -> None:
         node = gpu.rpartition("-")[0]
@@ -91,6 +96,18 @@ async def test_totals_name_the_largest_free_share_and_no_tenant() -> None:
     assert l4["largest"] == {"requestMilli": 1000, "memory": 24 * GIB}
     assert "secret" not in str(server.patches)
     assert "node" not in str(server.patches)
+
+
+async def test_a_cordoned_node_has_no_free_share_until_it_is_uncordoned() -> None:
+    state, server, shares = world()
+    state.node("node-a", spec={"unschedulable": True})
+    await shares.write()
+    state.node("node-a")
+    await shares.write()
+    assert [(entry[0]["gpus"], entry[0]["unused"], entry[0]["freeMilli"]) for entry in server.patches] == [
+        (2, 0, 0),
+        (2, 2, 2000),
+    ]
 
 
 @pytest.mark.promise("operator-free-shares")
