@@ -33,6 +33,8 @@ EMPTY = (
     "/apis/apps/v1/daemonsets",
     "/apis/batch/v1/jobs",
     "/apis/batch/v1/cronjobs",
+    "/apis/node.k8s.io/v1/runtimeclasses",
+    "/api/v1/namespaces/sharepod-system/events",
 )
 GI = 1 << 30
 CLI = Path(__file__).resolve().parents[1] / "cli"

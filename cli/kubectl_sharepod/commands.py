@@ -12,10 +12,10 @@ from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
-from kubectl_sharepod.kubectl import ForbiddenError, Json, Kubectl, KubectlError, NotFoundError, UsageError, path
+from kubectl_sharepod.kubectl import ForbiddenError, Json, KubectlError, NotFoundError, UsageError, path
 from kubectl_sharepod.output import RED, YELLOW, Column, Page, duration, fraction, hours, size
 from kubectl_sharepod.reading import NODES_HIDDEN, Scope, gpus, published_free, workloads
-from kubectl_sharepod.views import WHOLE_MILLI, Fleet, FreeShares, Gpu, Workload, condition, mapping, rows, text, whole
+from kubectl_sharepod.views import WHOLE_MILLI, Fleet, FreeShares, Gpu, Workload, mapping, rows, text, whole
 
 
 def top(scope: Scope) -> Page:
@@ -31,8 +31,8 @@ def top_of(found: Sequence[Workload], fleet: Fleet | None, namespace: str | None
         waiting = sum(one.waiting_s is not None for one in found)
         nodes = len({gpu.node for gpu in fleet.gpus})
         before.append(
-            f"{_counted(len(fleet.gpus), 'GPU')} on {_counted(nodes, 'node')}, {fraction(busy)} requested; "
-            f"{_counted(waiting, 'SharePod')} {'waits' if waiting == 1 else 'wait'}"
+            f"{counted(len(fleet.gpus), 'GPU')} on {counted(nodes, 'node')}, {fraction(busy)} requested; "
+            f"{counted(waiting, 'SharePod')} {'waits' if waiting == 1 else 'wait'}"
         )
     return Page(
         columns=[*_place(namespace), *WORKLOAD_COLUMNS],
@@ -82,6 +82,7 @@ def all_gpus(scope: Scope) -> Page:
         items=lambda: [_gpu_item(gpu) for gpu in fleet.gpus],
         names=[gpu.place for gpu in fleet.gpus],
         after=[f"{node}: {fault}" for node, fault in fleet.cordon_faults],
+        notes=fleet.notes,
         empty="No node reports a GPU. Label a GPU node with sharepod.dev/pool=dedicated",
     )
 
@@ -91,10 +92,13 @@ def free(scope: Scope) -> Page:
 
     For a user who may not list GPUNodes, these are the totals that the operator publishes.
     """
+    notes: Sequence[str] = ()
     try:
-        found = [_free_of(*group) for group in _by_model_and_pool(gpus(scope.kubectl).gpus)]
+        fleet = gpus(scope.kubectl)
     except ForbiddenError:
         found = published_free(scope.kubectl)
+    else:
+        found, notes = [_free_of(*group) for group in _by_model_and_pool(fleet.gpus)], fleet.notes
     titles = ("GPUS", "UNUSED", "FREE", "LARGEST-SHARE", "WITH-MEMORY")
     return Page(
         columns=[Column("MODEL", grows=True), Column("POOL"), *(Column(title, right=True) for title in titles)],
@@ -111,8 +115,9 @@ def free(scope: Scope) -> Page:
             for one in found
         ],
         items=lambda: [asdict(one) for one in found],
-        names=_once(one.model for one in found),
+        names=once(one.model for one in found),
         empty="No node reports a GPU",
+        notes=notes,
     )
 
 
@@ -193,7 +198,7 @@ def bill(scope: Scope, month: str | None) -> Page:
             for line in chosen
         ],
         items=lambda: [{"month": line[0], "namespace": line[1], **line[3]} for line in chosen],
-        names=_once(line[1] for line in chosen),
+        names=once(line[1] for line in chosen),
         empty=f"No GPU time is recorded{' in ' + wanted if wanted else ''}",
     )
 
@@ -267,42 +272,6 @@ def reasons() -> dict[str, str]:
     return found
 
 
-def doctor(kubectl: Kubectl) -> Page:
-    """Return the problems of the installation, of which an administrator must know. The exit status is 1 if there are
-    any."""
-    fleet = gpus(kubectl)
-    lines = [[node, problem] for node, problem in (*fleet.problems, *fleet.cordon_faults)]
-    lines += [[gpu.node, f"GPU {gpu.index}: {gpu.why}"] for gpu in fleet.gpus if gpu.why and not gpu.cordoned]
-    if not fleet.gpus:
-        lines.append(["", "no node reports a GPU: label a GPU node with sharepod.dev/pool=dedicated"])
-    notes: list[str] = []
-    try:
-        operators = kubectl.items(f"/apis/apps/v1/deployments?{_OPERATOR}")
-    except ForbiddenError:
-        operators = []
-        notes.append("You may not list Deployments, so the operators are not checked.")
-    else:
-        if not operators:
-            lines.append(["", "no Deployment sharepod-operator: apply SharePod's manifests or chart again"])
-    for item in operators:
-        if not (whole(mapping(item.get("status")).get("readyReplicas")) or 0):
-            name = f"{text(item, 'metadata', 'namespace')}/{text(item, 'metadata', 'name')}"
-            failure = text(condition(mapping(item.get("status")), "ReplicaFailure"), "message")
-            advice = failure or "read kubectl logs and describe of its Pods"
-            lines.append(["", f"the operator {name} has no ready replica; {advice}"])
-    unique = sorted({tuple(line) for line in lines})
-    return Page(
-        columns=[Column("NODE"), Column("PROBLEM", grows=True)],
-        rows=[list(line) for line in unique],
-        items=lambda: [{"node": node, "problem": problem} for node, problem in unique],
-        names=_once(node for node, _problem in unique),
-        empty=f"{_counted(len(fleet.gpus), 'GPU')}: no problem found",
-        notes=notes,
-        status=1 if unique else 0,
-    )
-
-
-_OPERATOR = "labelSelector=app.kubernetes.io/name%3Dsharepod-operator"
 _BILLED = ("heldMilliseconds", "borrowedMilliseconds", "reservedMilliseconds")
 WORKLOAD_COLUMNS = (
     Column("KIND"),
@@ -370,10 +339,10 @@ def _named(item: Json) -> Json:
     return {"namespace": text(item, "metadata", "namespace"), "name": text(item, "metadata", "name")}
 
 
-def _once(names: Iterable[str]) -> list[str]:
+def once(names: Iterable[str]) -> list[str]:
     """Return the names that are not empty, each once."""
     return list(dict.fromkeys(filter(None, names)))
 
 
-def _counted(count: int, noun: str) -> str:
+def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"

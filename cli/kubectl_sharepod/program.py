@@ -17,6 +17,7 @@ from pathlib import Path
 
 from kubectl_sharepod import commands
 from kubectl_sharepod.cordon import cordon, drain
+from kubectl_sharepod.doctor import doctor
 from kubectl_sharepod.kubectl import ForbiddenError, Kubectl, KubectlError, UsageError
 from kubectl_sharepod.output import EXIT_ERROR, EXIT_FORBIDDEN, EXIT_USAGE, Format, Page, Screen, drawn, fitting, show
 from kubectl_sharepod.page.server import port_of, scope_of, serve
@@ -232,7 +233,7 @@ def _command(kubectl: Kubectl, asked: argparse.Namespace) -> Callable[[], Page]:
         "bill": lambda: commands.bill(scope, asked.month),
         "budget": lambda: commands.budget(scope),
         "explain": lambda: commands.explain(asked.reason),
-        "doctor": lambda: commands.doctor(kubectl),
+        "doctor": lambda: doctor(kubectl),
         "preflight": lambda: preflight(kubectl),
         "support": lambda: support(kubectl, scope.namespace or "", asked.file),
     }

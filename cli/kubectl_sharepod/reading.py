@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 
-from kubectl_sharepod.kubectl import ForbiddenError, Kubectl, KubectlError, NotFoundError, both, path
+from kubectl_sharepod.kubectl import ForbiddenError, Json, Kubectl, KubectlError, NotFoundError, both, path
 from kubectl_sharepod.views import Fleet, FreeShares, Workload, fleet, free_shares, mapping, now, rows, sharepod, text
 
 SYSTEM = "sharepod-system"
@@ -19,6 +19,8 @@ _NODES_FORBIDDEN = (
     "you may not list GPUNodes. An administrator can bind the ClusterRole sharepod-gpunode-view to you; `kubectl "
     "sharepod free` shows free shares without it."
 )
+_CORDONED = "/api/v1/nodes?fieldSelector=spec.unschedulable%3Dtrue"
+_CORDONS_HIDDEN = "You may not list Nodes, so GPUs of cordoned nodes count as free here."
 _NOT_PUBLISHED = "The free shares by model are not published in this cluster either."
 
 
@@ -36,12 +38,27 @@ class Scope:
 
 def gpus(kubectl: Kubectl) -> Fleet:
     """Return the GPUs of the cluster. Raise `KubectlError`."""
+    found, cordoned = both(lambda: gpunodes(kubectl), lambda: listed(kubectl, _CORDONED))
+    seen = fleet(found, cordoned or ())
+    return seen if cordoned is not None else replace(seen, notes=(_CORDONS_HIDDEN,))
+
+
+def gpunodes(kubectl: Kubectl) -> list[Json]:
+    """Return the GPUNodes of the cluster. Raise `KubectlError`."""
     try:
-        return fleet(kubectl.items(path("gpunodes")))
+        return kubectl.items(path("gpunodes"))
     except ForbiddenError:
         raise ForbiddenError(_NODES_FORBIDDEN) from None
     except NotFoundError:
         raise NotInstalledError("SharePod is not installed in this cluster: it has no GPUNodes") from None
+
+
+def listed(kubectl: Kubectl, where: str) -> list[Json] | None:
+    """Return the objects of a list; None if the user may not read it. Raise `KubectlError`."""
+    try:
+        return kubectl.items(where)
+    except ForbiddenError:
+        return None
 
 
 def published_free(kubectl: Kubectl) -> list[FreeShares]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -81,7 +81,7 @@ class Gpu:
     """Reason why it takes no new tenants. Empty: it takes new tenants."""
     tenants: tuple[Workload, ...] = ()
     cordoned: bool = False
-    """True if an administrator has excluded the GPU from new tenants."""
+    """True if an administrator has excluded the GPU, or its node, from new tenants."""
 
     @property
     def free_milli(self) -> int:
@@ -131,6 +131,8 @@ class Fleet:
     node)."""
     by_uid: Mapping[str, Workload] = field(default_factory=dict)
     """Tenants, by the uid of their SharePod, claim or Pod."""
+    notes: tuple[str, ...] = ()
+    """Notes on what the user may not see of it."""
 
     @property
     def workloads(self) -> tuple[Workload, ...]:
@@ -138,8 +140,9 @@ class Fleet:
         return tuple(self.by_uid.values())
 
 
-def fleet(gpunodes: Iterable[Json]) -> Fleet:
-    """Return the GPUs in these GPUNodes."""
+def fleet(gpunodes: Iterable[Json], nodes: Iterable[Json] = ()) -> Fleet:
+    """Return the GPUs in these GPUNodes. `nodes`: Nodes, of which at least the cordoned ones."""
+    shut = {text(one, "metadata", "name") for one in nodes if mapping(one.get("spec")).get("unschedulable") is True}
     gpus: list[Gpu] = []
     problems: list[tuple[str, str]] = []
     faults: list[tuple[str, str]] = []
@@ -160,7 +163,8 @@ def fleet(gpunodes: Iterable[Json]) -> Fleet:
         faults += [(node, fault) for fault in cordon_faults(cordoned, devices.values())]
         for device in devices.values():
             here = tuple(on.get(text(device, "uuid"), ()))
-            gpus.append(_gpu(node, text(spec, "pool") or "dedicated", device, here, silent, cordoned))
+            gpu = _gpu(node, text(spec, "pool") or "dedicated", device, here, silent, cordoned)
+            gpus.append(replace(gpu, why=gpu.why or "node cordoned", cordoned=True) if node in shut else gpu)
     return Fleet(tuple(sorted(gpus, key=lambda gpu: (gpu.node, gpu.index))), tuple(problems), tuple(faults), by_uid)
 
 

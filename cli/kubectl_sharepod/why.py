@@ -153,7 +153,7 @@ def why(kubectl: Kubectl, namespace: str, kind: str, name: str) -> Page:
         names=[f"{kind}/{name}"],
         before=[f"{kind}/{name} has no share yet", *found.lines],
         after=after,
-        notes=[NODES_HIDDEN] if fleet is None else [],
+        notes=[NODES_HIDDEN] if fleet is None else fleet.notes,
         status=1,
     )
 

@@ -101,6 +101,12 @@ def sharepod(name: str, request: float, *, memory: str = "8Gi", placed: bool = T
     }
 
 
+def rollout(part: str, **status: Any) -> Json:
+    """Return the Deployment of the operator or the DaemonSet of the agent."""
+    spec = {"replicas": 2, "template": {"spec": {"runtimeClassName": "nvidia"} if part == "agent" else {}}}
+    return {"metadata": {"namespace": "sharepod-system", "name": f"sharepod-{part}"}, "spec": spec, "status": status}
+
+
 def cluster(**changes: Any) -> Memory:
     """Return the cluster of this file's header. `changes`: other values of fields of `Memory`."""
     tenants = [
@@ -117,7 +123,11 @@ def cluster(**changes: Any) -> Memory:
         "/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods": {"items": [sharepod("train", 0.5), waiting]},
         "/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/large": waiting,
         "/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/train": sharepod("train", 0.5),
-        "/apis/apps/v1/deployments": {"items": [{"status": {"readyReplicas": 2}}]},
+        "/api/v1/nodes": {"items": [{"metadata": {"name": "node-a", "labels": {"sharepod.dev/pool": "dedicated"}}}]},
+        "/apis/apps/v1/deployments": {"items": [rollout("operator", readyReplicas=2, updatedReplicas=2)]},
+        "/apis/apps/v1/daemonsets": {"items": [rollout("agent", desiredNumberScheduled=0)]},
+        "/apis/node.k8s.io/v1/runtimeclasses": {"items": [{"metadata": {"name": "nvidia"}}]},
+        "/api/v1/namespaces/sharepod-system/events": {"items": []},
         "/version": {"gitVersion": "v1.36.3"},
     }
     return Memory(**({"objects": objects} | changes))

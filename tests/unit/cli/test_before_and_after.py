@@ -149,8 +149,8 @@ def test_a_bundle_has_no_secrets_and_names_what_is_missing(tmp_path: Path, monke
     assert not any(b"hunter2" in part for part in parts.values())
     assert b"TOKEN" in parts["sharepods.json"]
     assert parts["agent.log"] == b"a line of the log\n"
-    assert "nodes.json" in json.loads(parts["missing.json"])
-    assert any(line.startswith("nodes.json is missing") for line in page.before)
+    assert "gpubudgets.json" in json.loads(parts["missing.json"])
+    assert any(line.startswith("gpubudgets.json is missing") for line in page.before)
     assert page.status == 0, "the cluster has no such part, and no right is missing"
 
 

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from kubectl_sharepod import commands
 from kubectl_sharepod.cordon import cordon, drain, may_move
+from kubectl_sharepod.doctor import doctor
 from kubectl_sharepod.kubectl import ConflictError, Json, KubectlError
 from kubectl_sharepod.reading import Scope, gpus
 from kubectl_sharepod.views import CORDONED
+from kubectl_sharepod.why import why
 from sharepod.api.sharepod import RestartPolicy
 from sharepod.controller.placing.making_room.movers_seen import most_above
 
@@ -79,7 +81,7 @@ def test_an_entry_that_names_no_gpu_is_reported_with_the_known_indexes() -> None
     for value, reported in (("7", True), (f"0,7,{UUIDS[1].upper()}", True), (f"0,{UUIDS[1].upper()}", False)):
         scope = Scope(node_with(value), None)
         assert (f"node-a: {fault}" in printed(commands.all_gpus(scope))) is reported
-        assert (fault in printed(commands.doctor(scope.kubectl), 400)) is reported
+        assert (fault in printed(doctor(scope.kubectl), 400)) is reported
     objects = node_with("7").objects
     objects["/apis/sharepod.dev/v1alpha1/gpunodes"]["items"][0]["status"]["gpus"] = []
     assert "is no GPU" not in printed(commands.all_gpus(Scope(cluster(objects=objects), None))), (
@@ -103,7 +105,7 @@ def test_a_cordoned_gpu_is_no_room_and_no_problem(value: str) -> None:
     first, second, _ = gpus(kubectl).gpus
     assert (first.why, first.free, second.why) == ("cordoned", None, "")
     assert "cordoned" in printed(commands.all_gpus(Scope(kubectl, None)))
-    assert "cordoned" not in printed(commands.doctor(kubectl))
+    assert "cordoned" not in printed(doctor(kubectl))
 
 
 @pytest.mark.parametrize("movable", [None, False, True])
@@ -209,3 +211,27 @@ def test_what_a_budget_protects_or_cannot_be_read_stays_with_the_reason() -> Non
     del protected.objects["/apis/sharepod.dev/v1alpha1/namespaces/team/sharepods/train"]
     answers = {row[2]: row[3] for row in drain(protected, "node-a:0").rows}
     assert answers["train"].startswith("stays: Error from server (NotFound)")
+
+
+def test_gpus_of_a_cordoned_node_are_not_free_in_any_command() -> None:
+    kubectl = node_with(None, full=True)
+    assert "node cordoned" not in printed(commands.all_gpus(Scope(kubectl, None)))
+    nodes = [{"metadata": {"name": "node-a"}, "spec": {"unschedulable": True}}, {"metadata": {"name": "node-b"}}]
+    kubectl.objects["/api/v1/nodes"] = {"items": nodes}
+    assert [gpu.why for gpu in gpus(kubectl).gpus][:2] == ["node cordoned"] * 2
+    assert printed(commands.all_gpus(Scope(kubectl, None))).count("node cordoned") == 2
+    assert commands.free(Scope(kubectl, None)).rows[0][2:5] == ["3", "0", "0"]
+    answer = printed(why(kubectl, "team", "sharepod", "large"))
+    assert answer.count("node cordoned") == 2
+    assert "Smallest change" not in answer
+    assert "node cordoned" not in printed(doctor(kubectl), 400)
+
+
+def test_a_user_who_may_not_list_nodes_is_told_that_cordons_are_not_seen() -> None:
+    kubectl = cluster(denied=("/api/v1/nodes",))
+    for page in (
+        commands.all_gpus(Scope(kubectl, None)),
+        commands.free(Scope(kubectl, None)),
+        why(kubectl, "team", "sharepod", "large"),
+    ):
+        assert list(page.notes) == ["You may not list Nodes, so GPUs of cordoned nodes count as free here."]
