@@ -16,7 +16,7 @@ from cluster.plain_world import MILLI, install_plain, line_pod, need_mutating_po
 from harness.api import Object
 from harness.cluster import Cluster
 from harness.fakes import FakeKubelets
-from harness.installation import MANIFESTS
+from harness.installation import MANIFESTS, POOL_LABEL
 
 PATIENCE_S = 120.0
 
@@ -78,10 +78,13 @@ def test_the_printed_commands_wait_for_shares_of_every_door_name_them_and_leave_
             half = paste_uninstall(cluster, tmp_path, tmp_path / "half", strict=False, first=1)
             try:
                 wait(
-                    lambda: f"not deleted yet: gpunode.sharepod.dev/{node}" in (tmp_path / "half").read_text(),
+                    lambda: f"not deleted yet: gpunode {node}, whose node keeps" in (tmp_path / "half").read_text(),
                     what="the second block alone to wait for the shares",
                     timeout=PATIENCE_S,
                 )
+                (last, *_) = (tmp_path / "half").read_text().splitlines()[::-1]
+                assert sorted(last.partition(" shares of ")[2].split()) == sorted(f"{team}/{one}" for one in claims)
+                assert POOL_LABEL in cluster.api.get(f"/api/v1/nodes/{node}")["metadata"]["labels"]
             finally:
                 half.kill()
                 half.wait()
