@@ -85,7 +85,7 @@ def test_an_admin_sees_who_holds_what_and_why_a_sharepod_waits(world: World, tmp
 
 
 @pytest.mark.promise("operator-plugin-rights")
-def test_an_editor_of_one_namespace_is_answered_by_its_rights(world: World) -> None:
+def test_an_editor_of_one_namespace_is_answered_by_its_rights(world: World, tmp_path: Path) -> None:
     world.nodes("plugin-editor", 1)
     namespace = world.cluster.namespace("plugin-editor")
     world.apply(namespace, "mine", {"request": 0.4, "memory": "4Gi"}, on="plugin-editor")
@@ -100,6 +100,12 @@ def test_an_editor_of_one_namespace_is_answered_by_its_rights(world: World) -> N
     published = world.cluster.kubectl("get", "configmap", "sharepod-free", "-n", "sharepod-system", "-o", "yaml").stdout
     assert not [name for name in ("plugin-editor", "mine", namespace) if name in published]
     assert run(world, "top", "-n", "kube-system", kubeconfig=editor).returncode == 3
+    file = tmp_path / "bundle.tar.gz"
+    bundle = run(world, "support", "-n", namespace, "--file", str(file), kubeconfig=editor)
+    assert (bundle.returncode, "gpunodes.json is missing" in bundle.stdout) == (3, True), bundle
+    with tarfile.open(file) as parts:
+        own = {name.removeprefix("sharepod-support/") for name in parts.getnames()}
+        assert {f"{part}-of-{namespace}.json" for part in ("sharepods", "pods", "events")} <= own
     resized = run(world, "resize", "mine", "-n", namespace, "--request", "0.3", kubeconfig=editor)
     assert resized.stdout == "sharepod/mine: request 0.3, limit 1, memory 4Gi\n", resized
     for request in ("0.5", "0.2", "0.6"):  # the refusal before never answers the next change
