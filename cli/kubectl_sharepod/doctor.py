@@ -130,32 +130,38 @@ def _of_runtime(daemonsets: Iterable[Json], classes: Iterable[Json]) -> Iterator
 
 
 def _of_sharepods(sharepods: Iterable[Json], ledgers: Iterable[Json], at: datetime) -> Iterator[str]:
-    """Yield the number of SharePods whose Pod is refused, and of SharePods with a slow release, with an example of
-    each."""
-    released = {
-        text(row, "id")
-        for item in ledgers
-        for row in rows(mapping(item.get("spec")).get("tenants"))
-        if text(row, "state") == "Releasing"
-    }
+    """Yield the number of SharePods with a refused Pod, and of shares with a slow release, each with an example."""
+    releasing = _releasing(ledgers)
     refused: list[tuple[str, str]] = []
-    slow: list[tuple[str, str]] = []
     for item in sharepods:
-        status = mapping(item.get("status"))
+        status, uid = mapping(item.get("status")), text(item, "metadata", "uid")
         name = f"{text(item, 'metadata', 'namespace')}/{text(item, 'metadata', 'name')}"
         reasons = {text(one, "reason"): one for one in rows(status.get("conditions"))}
-        if (why := reasons.get("PodForbidden")) is not None and not status.get("endTime"):
-            refused.append((name, f"PodForbidden: {text(why, 'message')}"))
-        since = mapping(item.get("metadata")).get("deletionTimestamp")
-        if "Releasing" in reasons:
-            since = since or reasons["Releasing"].get("lastTransitionTime")
-        if text(item, "metadata", "uid") in released:
-            since = since or status.get("endTime")
-        if (age_s(since, at) or 0) > _RELEASE_S:
-            slow.append(
-                (name, f"Releasing for more than {_RELEASE_S // 60} minutes; see its Pod, and the node's agent")
-            )
-    for found in (refused, slow):
+        if "PodForbidden" in reasons and not status.get("endTime"):
+            refused.append((name, f"PodForbidden: {text(reasons['PodForbidden'], 'message')}"))
+        since = text(item, "metadata", "deletionTimestamp") or text(reasons.get("Releasing", {}), "lastTransitionTime")
+        if since or uid in releasing:
+            releasing[uid] = name, since or text(status, "endTime") or releasing[uid][1]
+    slow = [
+        (name, f"Releasing for more than {_RELEASE_S // 60} minutes; see its Pod, and the node's agent")
+        for name, since in releasing.values()
+        if (age_s(since, at) or 0) > _RELEASE_S
+    ]
+    for noun, found in (("SharePod", refused), ("share", slow)):
         if found:
             name, problem = min(found)
-            yield f"{counted(len(found), 'SharePod')}, such as {name}: {problem}"
+            yield f"{counted(len(found), noun)}, such as {name}: {problem}"
+
+
+def _releasing(ledgers: Iterable[Json]) -> dict[str, tuple[str, str]]:
+    """Return for each row that is being released, by its tenant: name, and the time of its ledger's last write. The row
+    has no time of its own, and is at least as old."""
+    found: dict[str, tuple[str, str]] = {}
+    for item in ledgers:
+        writes = rows(mapping(item.get("metadata")).get("managedFields"))
+        last = max((text(one, "time") for one in writes if "f:spec" in mapping(one.get("fieldsV1"))), default="")
+        for row in rows(mapping(item.get("spec")).get("tenants")):
+            if text(row, "state") == "Releasing":
+                name = text(row, "podName") or text(row, "claim", "name")
+                found[text(row, "id")] = f"{text(row, 'namespace')}/{name}", last
+    return found

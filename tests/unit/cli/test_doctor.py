@@ -131,5 +131,21 @@ def test_refused_and_slowly_released_sharepods_are_counted_with_an_example() -> 
     fresh["status"]["conditions"] = [waits | {"lastTransitionTime": now().isoformat()}]
     slow = [deleted, between, fresh, sharepod("ended", 0.5, **ended), sharepod("past", 0.5, **ended)]
     assert problems(sound(gpunodes=held, sharepods=[*slow, sharepod("runs", 0.5)])) == [
-        "3 SharePods, such as team/between: Releasing for more than 2 minutes; see its Pod, and the node's agent"
+        "3 shares, such as team/between: Releasing for more than 2 minutes; see its Pod, and the node's agent"
     ]
+
+
+@pytest.mark.parametrize(("written", "reported"), [(LONG_AGO, True), ("", False)])
+def test_a_release_without_its_sharepod_is_at_least_as_old_as_the_last_write_of_its_ledger(
+    written: str, reported: bool
+) -> None:
+    node = gpunode("node-a", {0: 0}, [row("deleted", (0,), 100, 1, state="Releasing")])
+    writes = [
+        ("f:spec", written or now().isoformat()),
+        ("f:status", now().isoformat()),
+        ("f:spec", "2025-01-01T00:00:00Z"),
+    ]
+    node["metadata"]["managedFields"] = [{"fieldsV1": {part: {}}, "time": time} for part, time in writes]
+    assert [line.partition(":")[0] for line in problems(sound(gpunodes=[node]))] == (
+        ["1 share, such as team/deleted"] if reported else []
+    )
