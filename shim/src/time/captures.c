@@ -4,6 +4,10 @@
 
 #include "time/waits.h"
 
+enum {
+    FULL_FROM = 256
+}; /* launches after which a stream may be full: up to three other operations may follow each, and
+      a stream has room for 1,024 operations */
 enum { SWEEP = 8 }; /* rows with STREAM_ORPHAN that captures_fence checks and perhaps frees, to limit their number */
 
 /* Free some rows whose events have passed. Between drains no other code frees such rows. The caller holds the lock. */
@@ -39,11 +43,18 @@ static void move_waits(struct known_stream *from, struct known_stream *to) {
     from->places = 0;
 }
 
-/* Record the event behind the row's unfinished work: behind all work of the context where that adds no order (D4).
- * `few`: the context has room for such a row. Return false if no event could be recorded. */
+/* Return whether so much was launched into the stream since it was last seen idle that it may be full. */
+static bool may_be_full(const struct known_stream *row) {
+    return streams_launched(row) - row->idle_after >= FULL_FROM;
+}
+
+/* Record the event behind the row's unfinished work. Record it behind all work of the context if the stream may be
+ * full, or if no other stream waits for the program. `few`: the context has room for such an event. Return false if no
+ * event could be recorded. */
 static bool record_behind(struct streams *streams, struct known_stream *row, CUevent event, bool waits, bool few) {
     bool may_block = waits || (row->held && row->context->held);
-    bool behind_all = may_block || row->stream == NULL || (few && !waits_left(streams, row->context, NULL));
+    bool behind_all =
+        may_block || row->stream == NULL || (few && (may_be_full(row) || !waits_left(streams, row->context, NULL)));
     return (behind_all && streams_record_context(streams, row, event)) ||
            (!may_block && streams_record(streams, row, event));
 }

@@ -318,6 +318,8 @@ void drain_end(struct streams *streams, bool cleared) {
         next = row->busy_next;
         row->left = row->pending && launched_behind_wait(row);
         row->pending &= !cleared || row->left;
+        if (!row->pending)
+            row->idle_after = streams_launched(row);
         row->unmetered &= !cleared;
         row->unseen = false;
         streams_set_busy(streams, row, row->waiting || row->asked || row->pending);

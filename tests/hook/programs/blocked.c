@@ -2,6 +2,7 @@
  *
  *     blocked crossed         a thread copies into a full stream behind a collective; another thread launches its peer
  *     blocked exited          the thread that launched into such a stream has exited
+ *     blocked passed WAY      such a stream is destroyed, or another stream captures, while a third stream waits
  *     blocked destroyed COUNT so many destroyed streams wait for a value
  *     blocked nodes ROUNDS    launches behind a graph whose host node waits for the host
  *     blocked exit            a destructor launches behind a wait, and then ends the wait
@@ -110,18 +111,23 @@ static void *launch_peer(void *unused) {
     return unused;
 }
 
-static void fill(bool exited) {
-    pthread_t loose, peer, others[OTHERS];
+/* Fill the common stream, which has the collective and LOOSE launches, with events. */
+static void fill_up(void) {
     CUevent event;
     CHECK(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+    for (int i = LOOSE + 1; i < FULL; i++)
+        CHECK(cuEventRecord(event, common));
+}
+
+static void fill(bool exited) {
+    pthread_t loose, peer, others[OTHERS];
     if (exited) {
         pthread_create(&loose, NULL, launch_loosely, NULL);
         pthread_join(loose, NULL);
     } else {
         launch_loosely(NULL);
     }
-    for (int i = LOOSE + 1; i < FULL; i++)
-        CHECK(cuEventRecord(event, common));
+    fill_up();
     for (int i = 0; i < OTHERS; i++)
         pthread_create(&others[i], NULL, exited || i > 0 ? launch_twice : copy, NULL);
     pthread_create(&peer, NULL, launch_peer, NULL);
@@ -129,6 +135,24 @@ static void fill(bool exited) {
     for (int i = 0; i < OTHERS; i++)
         pthread_join(others[i], NULL);
     CHECK(cuStreamSynchronize(common));
+}
+
+static void pass(bool captures) {
+    CUstream waits = make(), captured = make(), stream = make();
+    CUgraph graph;
+    launch(noop, waits);
+    wait_word(waits, &words[0]);
+    launch_loosely(NULL);
+    fill_up();
+    if (captures) {
+        CHECK(cuStreamBeginCapture_v2(captured, CU_STREAM_CAPTURE_MODE_RELAXED));
+        CHECK(cuStreamEndCapture(captured, &graph));
+    } else {
+        CHECK(cuStreamDestroy_v2(common));
+    }
+    launch_rank(stream);
+    atomic_store(&words[0], 1);
+    CHECK(cuCtxSynchronize());
 }
 
 static void destroy(int count) {
@@ -182,6 +206,8 @@ int main(int argc, char **argv) {
     begin();
     if (strcmp(argv[1], "crossed") == 0 || strcmp(argv[1], "exited") == 0)
         fill(argv[1][0] == 'e');
+    else if (strcmp(argv[1], "passed") == 0)
+        pass(strcmp(argv[2], "capture") == 0);
     else if (strcmp(argv[1], "destroyed") == 0)
         destroy(atoi(argv[2]));
     else if (strcmp(argv[1], "nodes") == 0)
