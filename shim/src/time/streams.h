@@ -58,11 +58,12 @@ struct program_wait {
     CUevent behind;         /* event before the first launch behind the wait, unless the wait is for a function */
     bool fences; /* earlier launches without a fence exist; `before` is recorded behind them once `fenced` is set */
     bool fenced;
-    bool unseen;     /* earlier launches without a fence exist, and no event could be recorded behind them */
-    bool marked;     /* `behind` is recorded */
-    uint64_t number; /* number of waits of the program up to this one */
-    int thread;      /* thread that put the wait, or that records `behind` as the first to launch behind the wait */
-    uint64_t others; /* number of launches into the stream by other threads, when `thread` was set */
+    bool unseen;       /* earlier launches without a fence exist, and no event could be recorded behind them */
+    bool marked;       /* `behind` is recorded */
+    uint64_t number;   /* number of waits of the program up to this one */
+    uint64_t launched; /* number of launches into the stream before the wait */
+    int thread;        /* thread that put the wait, or that records `behind` as the first to launch behind the wait */
+    uint64_t others;   /* number of launches into the stream by other threads, when `thread` was set */
     bool crossed; /* the row has no queues any more, and launches of other threads may be on either side of the wait */
 };
 
@@ -130,7 +131,8 @@ struct known_stream {
     uint32_t round;           /* number of the last call of drain_before_ungated_context that has seen the row */
     bool blind; /* the stream may capture, and no event is behind its earlier work: its end is seen only after the
                    capture */
-    uint64_t idle_after; /* number of launches, of all its queues, after which a sample found the stream idle */
+    uint64_t
+        idle_after; /* number of launches, of all its queues, after which a sample or a drain found the stream idle */
     struct known_stream *busy_next, **busy_from;
     struct known_stream *next, **from; /* rows of the same context */
 };
@@ -220,7 +222,10 @@ struct streams {
     struct hashed streams;                /* struct known_stream, except rows with STREAM_ORPHAN */
     struct hashed queues;                 /* struct queue */
     struct known_stream *busy, *orphans;
-    _Atomic bool holds;       /* the program has put a wait for something other than an event into a stream */
+    _Atomic bool holds; /* the program has put a wait into a stream whose end the hook does not see: for a value, a
+                           semaphore, or a function without an entry */
+    _Atomic uint32_t
+        functions; /* number of the program's functions in streams that have an entry and have not returned */
     _Atomic uint32_t holding; /* number of calls under way between waits_hold and waits_held */
     uint64_t noted;           /* number of waits of the program so far */
     struct rows captures;     /* array of struct open_capture, without gaps; gate.captures is its length */

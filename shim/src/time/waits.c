@@ -37,6 +37,7 @@ static struct program_wait *note_wait(struct streams *streams, struct known_stre
                                   .fences = fences && !full,
                                   .unseen = fences && full,
                                   .number = ++streams->noted,
+                                  .launched = launched,
                                   .thread = self,
                                   .others = streams_launched_by_others(row, self)};
     fences &= !full;
@@ -211,16 +212,18 @@ bool waits_reached(const struct known_stream *row, const struct program_wait *wa
     return !wait->unseen;
 }
 
-bool waits_block(struct streams *streams, struct queue *queue) {
+bool waits_block(struct streams *streams, struct queue *queue, uint64_t *behind) {
     if (atomic_load(&queue->held_after) == NOT_HELD)
         return false;
     lock(&streams->lock);
     bool alive = !atomic_load(&queue->ended) && !context_unsettled(queue->row->context);
     CUstreamCaptureMode mode = own_calls_begin();
-    bool blocks = alive && streams_oldest_wait(streams, queue->row) != NULL;
+    const struct program_wait *wait = alive ? streams_oldest_wait(streams, queue->row) : NULL;
+    if (wait != NULL && behind != NULL)
+        *behind = streams_launched(queue->row) - wait->launched;
     own_calls_end(mode);
     unlock(&streams->lock);
-    return blocks;
+    return wait != NULL;
 }
 
 struct host_call *waits_keep_call(struct streams *streams, const struct host_call *call) {
@@ -244,6 +247,7 @@ void waits_free_call(struct streams *streams, struct host_call *call) {
 }
 
 void waits_call_returned(struct streams *streams, struct host_call *call) {
+    atomic_fetch_sub(&streams->functions, 1);
     if (atomic_fetch_or(&call->over, CALL_RETURNED) & CALL_FORGOTTEN)
         waits_free_call(streams, call);
 }

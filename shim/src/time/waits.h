@@ -33,8 +33,14 @@ void waits_make_room(struct streams *streams, const struct gate *gate, CUstream 
 void waits_fence(struct streams *streams, struct program_wait *wait, CUstream stream);
 /* Record the event that queue->mark requests, inside a passage, before the launch. */
 void waits_mark(struct streams *streams, struct queue *queue);
-/* Return whether launches of the queue are behind a wait that has not passed. Only the queue's thread calls this. */
-bool waits_block(struct streams *streams, struct queue *queue);
+/* Return whether launches of the queue are behind a wait that has not passed. Then set `*behind`, unless it is NULL, to
+ * the number of launches into the stream behind the oldest such wait. Only the queue's thread calls this. */
+bool waits_block(struct streams *streams, struct queue *queue, uint64_t *behind);
+
+/* Return whether a stream may wait for the program, so that an event may, too. */
+static inline bool waits_may_hold(struct streams *streams) {
+    return atomic_load(&streams->holds) || atomic_load(&streams->functions) > 0;
+}
 
 /* Mark a wait whose call the driver has refused, so that the next check removes it. */
 void waits_cancel(struct streams *streams, struct program_wait *wait);

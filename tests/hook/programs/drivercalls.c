@@ -15,12 +15,13 @@
 #include <string.h>
 #include <time.h>
 
-enum { COPIES = 1000, BYTES = 4096, STREAMS = 4, ROUNDS_MOST = 100000, SAMPLES = 20000 };
+enum { COPIES = 1000, BYTES = 4096, STREAMS = 4, BEHIND = 300, ROUNDS_MOST = 100000, SAMPLES = 20000 };
 
 unsigned long long fake_driver_calls(void);
 
 static CUcontext context;
-static CUfunction kernel;
+static CUfunction kernel, longer;
+static _Atomic uint32_t word;
 static CUstream streams[STREAMS];
 static CUevent event;
 static CUdeviceptr device;
@@ -93,6 +94,35 @@ static void wait_event(void) {
     CHECK(cuStreamWaitEvent(streams[0], event, 0));
 }
 
+static void CUDA_CB nothing(void *unused) {
+    (void)unused;
+}
+
+/* The first round also runs a host function to its end. */
+static void wait_event_later(void) {
+    static bool ran;
+    if (!ran) {
+        CHECK(cuLaunchHostFunc(streams[0], nothing, NULL));
+        CHECK(cuStreamSynchronize(streams[0]));
+    }
+    ran = true;
+    wait_event();
+}
+
+/* Launch BEHIND kernels of 100 us behind a wait for a value, and then end that wait. In the first round there is no
+ * wait, so the hook learns how long they take. */
+static void launch_behind(void) {
+    static bool learned;
+    atomic_store(&word, 0);
+    if (learned)
+        CHECK(cuStreamWaitValue32_v2(streams[0], (CUdeviceptr)(uintptr_t)&word, 1, CU_STREAM_WAIT_VALUE_GEQ));
+    learned = true;
+    for (int i = 0; i < BEHIND; i++)
+        CHECK(cuLaunchKernel(longer, 1, 1, 1, 1, 1, 1, 0, streams[0], NULL, NULL));
+    atomic_store(&word, 1);
+    CHECK(cuStreamSynchronize(streams[0]));
+}
+
 static void pool_pair(void) {
     CUdeviceptr address;
     CHECK(cuMemAllocAsync(&address, BYTES, streams[0]));
@@ -124,6 +154,8 @@ static const struct {
     {"launch-copy", copy_with_one_busy},
     {"launches-4-copy", copy_with_all_busy},
     {"launch-wait-event", wait_event},
+    {"launch-wait-event-later", wait_event_later},
+    {"launch-behind", launch_behind},
     {"pool-pair", pool_pair},
     {"linear-pair", linear_pair},
     {"write-batch", write_batch},
@@ -192,6 +224,7 @@ int main(int argc, char **argv) {
     CHECK(cuCtxSetCurrent(context));
     CHECK(cuModuleLoadData(&module, ""));
     CHECK(cuModuleGetFunction(&kernel, module, "noop"));
+    CHECK(cuModuleGetFunction(&longer, module, "spin_us_100"));
     CHECK(cuMemAlloc_v2(&device, (size_t)COPIES * BYTES));
     CHECK(cuMemAllocHost_v2((void **)&pinned, (size_t)COPIES * BYTES));
     CHECK(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));

@@ -17,6 +17,7 @@ MOST_ADDED = {
     "launch-copy": 1,
     "launches-4-copy": 4,
     "launch-wait-event": 1,
+    "launch-wait-event-later": 1,
     "pool-pair": 1,
     "linear-pair": 1,
     "write-batch": 1,
@@ -46,6 +47,18 @@ def test_a_call_costs_one_more_call_of_the_driver_at_most(tenant: Tenant, patter
     agent.on_want = lambda client: agent.next_grant(metered=metered)
     bare = calls(tenant.environment(LD_PRELOAD="", FAKE_CUDA_VISIBLE="0"), pattern)
     assert calls(tenant.environment(FAKE_CUDA_VISIBLE="0"), pattern) <= bare + MOST_ADDED[pattern]
+
+
+@pytest.mark.promise("program-driver-calls")
+@pytest.mark.parametrize("metered", [False, True])
+def test_launches_behind_waits_that_are_over_do_not_count_as_unfinished(tenant: Tenant, metered: bool) -> None:
+    """A thread that waits for the end of such a wait would query its event again and again."""
+    agent = tenant.agent()
+    agent.on_want = lambda client: agent.next_grant(metered=metered)
+    arguments = [PROGRAM, "launch-behind", "20"]
+    done = subprocess.run(arguments, env=tenant.environment(), capture_output=True, text=True, timeout=60, check=True)
+    launches = 300
+    assert int(done.stdout.split()[0]) <= launches + 30
 
 
 @pytest.mark.promise("program-captures")

@@ -223,7 +223,7 @@ void passage_wait_next(struct gate *gate, uint32_t closing, uint64_t deadline) {
 static void await_end(const struct passage *passage) {
     CUresult result = CUDA_ERROR_NOT_READY;
     for (uint64_t now = sys_now(), until = now + EXIT_PATIENCE; result == CUDA_ERROR_NOT_READY && now < until;) {
-        if (passage->queue != NULL && waits_block(passage->streams, passage->queue))
+        if (passage->queue != NULL && waits_block(passage->streams, passage->queue, NULL))
             return;
         CUstreamCaptureMode mode = own_calls_begin();
         result = DRIVER(cuStreamQuery)(passage->named);

@@ -161,10 +161,14 @@ static uint64_t held_patience(const struct pace *pace) {
     return pace->estimate.launch_ns == 0 ? HELD_PATIENCE_UNKNOWN : HELD_PATIENCE;
 }
 
-/* Return whether the unfinished work is expected to take at most two windows, or its duration is unknown. */
-static bool short_enough(const struct queue *queue) {
-    uint64_t unfinished = atomic_load_explicit(&queue->launched, memory_order_relaxed) - queue->passed;
-    return queue->pace.estimate.launch_ns * unfinished <= PACE_FENCES * PACE_WIDE_LONG;
+/* Return whether so many launches are expected to take at most two windows, or their duration is unknown. */
+static bool short_enough(const struct queue *queue, uint64_t launches) {
+    return queue->pace.estimate.launch_ns * launches <= PACE_FENCES * PACE_WIDE_LONG;
+}
+
+/* Return whether the launches that are not known to have finished are short enough. */
+static bool unfinished_short(const struct queue *queue) {
+    return short_enough(queue, atomic_load_explicit(&queue->launched, memory_order_relaxed) - queue->passed);
 }
 
 /* Record that the older fence has passed. Waits of the program before that fence are therefore over. */
@@ -184,12 +188,12 @@ static uint64_t wait_older(const struct gate *gate, struct slot *slot, struct qu
     uint64_t since = 0, before = 0, due = pace_due(&queue->pace, begun), patience = PATIENCE;
     bool over = passed(queue, event), waited = !over, closed = false, behind = queue->pace.window.wide && held(queue);
     if (waited && behind) {
-        if (queue->held_long || short_enough(queue)) {
+        if (queue->held_long || unfinished_short(queue)) {
             pace_let_pass(&queue->pace);
             return begun;
         }
         patience = least(due - begun + PACE_WIDE_LONG, PATIENCE);
-    } else if (waited && held(queue) && short_enough(queue)) {
+    } else if (waited && held(queue) && unfinished_short(queue)) {
         patience = least(due - begun + held_patience(&queue->pace), PATIENCE);
     }
     if (waited)
@@ -248,14 +252,15 @@ static bool fenced_behind_wait(struct queue *queue) {
            !passed(queue, queue->events[last]);
 }
 
-/* If the launches behind a wait of the program are expected to take two windows or more, wait for the end of that wait.
- * Stop when the gate closes, or after PATIENCE; then do not wait for the same wait again. */
-static void await_wait(const struct gate *gate, struct streams *streams, struct slot *slot, struct queue *queue) {
-    if (queue->held_long || short_enough(queue))
+/* If the `behind` launches behind a wait of the program are expected to take two windows or more, wait for the end of
+ * that wait. Stop when the gate closes, or after PATIENCE; then do not wait for the same wait again. */
+static void await_wait(const struct gate *gate, struct streams *streams, struct slot *slot, struct queue *queue,
+                       uint64_t behind) {
+    if (queue->held_long || short_enough(queue, behind))
         return;
     atomic_store_explicit(&slot->waits_for_fence, true, memory_order_relaxed);
     for (uint64_t until = sys_now() + PATIENCE; !queue->held_long && atomic_load(&gate->word) & GATE_OPEN;) {
-        if (!waits_block(streams, queue))
+        if (!waits_block(streams, queue, NULL))
             break;
         queue->held_long = sys_now() >= until;
         sys_sleep(POLL_MOST);
@@ -270,8 +275,9 @@ static void fence(const struct gate *gate, struct streams *streams, struct slot 
     struct pace *pace = &queue->pace;
     if (pace->queue.put_off)
         wait_older(gate, slot, queue, sys_now());
-    if (waits_block(streams, queue)) {
-        await_wait(gate, streams, slot, queue);
+    uint64_t behind = 0;
+    if (waits_block(streams, queue, &behind)) {
+        await_wait(gate, streams, slot, queue, behind);
         pace_let_pass(pace);
         return;
     }
@@ -297,7 +303,7 @@ static void fence(const struct gate *gate, struct streams *streams, struct slot 
 /* If the last launches of a queue have no fence behind them, record one, unless they are behind a wait of the program.
  */
 static void fence_rest(struct streams *streams, struct queue *queue) {
-    if (atomic_load(&queue->fenced) != atomic_load(&queue->launched) && !waits_block(streams, queue))
+    if (atomic_load(&queue->fenced) != atomic_load(&queue->launched) && !waits_block(streams, queue, NULL))
         record(queue, &queue->tail);
 }
 

@@ -47,7 +47,7 @@ static CUresult launch_slowly(launch_call launch, CUgraphExec exec, CUstream str
         if (launch == NULL || queue == NULL || queue->pace.window.wide ||
             graph_times_waits(&the_process->graphs, exec) || /* the graph waits for the program, or starts behind such a
                                                                 wait */
-            waits_block(&the_process->streams, passage.queue)) {
+            waits_block(&the_process->streams, passage.queue, NULL)) {
             CUresult result = launch ? launch(exec, stream) : CUDA_ERROR_NOT_FOUND;
             if (result != CUDA_SUCCESS)
                 passage.queue = NULL;

@@ -21,20 +21,24 @@ struct hold {
 
 /* Before a wait that the program puts into the stream: record a fence behind the launches, then note the wait in the
  * registry (Q6, meter.h). The fence must come first, because behind the wait the stream may be full. A capture records
- * the call, which then runs nothing. `function`: the function that the stream waits for, or NULL. */
-static struct hold before_wait(CUstream stream, bool per_thread, const struct host_call *function) {
+ * the call, which then runs nothing. `function`: the function that the stream waits for, or NULL. `event`: the stream
+ * waits for an event, so for the program only if the event does. */
+static struct hold before_wait(CUstream stream, bool per_thread, const struct host_call *function, bool event) {
     struct streams *streams = &the_process->streams;
     if (atomic_load(&the_process->gate.captures) > 0 && stream_is_capturing(stream, per_thread))
         return (struct hold){0};
     pass_by(stream, per_thread);
     if (!stream_is_default(stream))
         waits_make_room(streams, &the_process->gate, stream);
-    atomic_store_explicit(&streams->holds, true, memory_order_relaxed);
     struct host_call *call = function != NULL ? waits_keep_call(streams, function) : NULL;
     struct program_wait *wait = waits_hold(streams, stream_named(stream, per_thread), NULL, call);
     waits_fence(streams, wait, stream);
     if (wait == NULL && call != NULL)
         waits_free_call(streams, call);
+    else if (call != NULL)
+        atomic_fetch_add(&streams->functions, 1);
+    if (!event && (wait == NULL || call == NULL))
+        atomic_store(&streams->holds, true);
     return (struct hold){.noted = true, .wait = wait, .call = wait != NULL ? call : NULL};
 }
 
@@ -57,7 +61,7 @@ static void after_wait(const struct hold *hold, CUresult result) {
             return result;                                                         \
         struct hold hold = {0};                                                    \
         if (waits)                                                                 \
-            hold = before_wait(stream, per_thread, NULL);                          \
+            hold = before_wait(stream, per_thread, NULL, false);                   \
         result = HAS(symbol) ? DRIVER(symbol)(__VA_ARGS__) : CUDA_ERROR_NOT_FOUND; \
         after_wait(&hold, result);                                                 \
         return result;                                                             \
@@ -107,7 +111,7 @@ static void CUDA_CB run_callback(CUstream stream, CUresult status, void *of) {
         if (result != CUDA_SUCCESS)                                                                            \
             return result;                                                                                     \
         const struct host_call function = {.kind = (of), .argument = userData};                                \
-        struct hold hold = before_wait(hStream, per_thread, of != NULL ? &function : NULL);                    \
+        struct hold hold = before_wait(hStream, per_thread, of != NULL ? &function : NULL, false);             \
         bool own = hold.call != NULL;                                                                          \
         result = HAS(symbol) ? DRIVER(symbol)(hStream, own ? run : of, own ? hold.call : userData __VA_ARGS__) \
                              : CUDA_ERROR_NOT_FOUND;                                                           \
@@ -137,10 +141,10 @@ static bool before_join(CUstream stream, bool per_thread, CUresult *refused) {
         bool joins = result == CUDA_SUCCESS && before_join(stream, per_thread, &result);                  \
         if (result != CUDA_SUCCESS)                                                                       \
             return result;                                                                                \
-        bool holds = atomic_load(&the_process->streams.holds);                                            \
+        bool holds = waits_may_hold(&the_process->streams);                                               \
         struct hold held = {0};                                                                           \
         if (holds)                                                                                        \
-            held = before_wait(stream, per_thread, NULL);                                                 \
+            held = before_wait(stream, per_thread, NULL, true);                                           \
         else                                                                                              \
             pass_by(stream, per_thread);                                                                  \
         result = HAS(symbol) ? DRIVER(symbol)(stream, event, flags) : CUDA_ERROR_NOT_FOUND;               \
@@ -198,7 +202,7 @@ static bool before_context_waits(CUcontext context) {
         DRIVER(cuCtxGetCurrent)(&context);
     if (context != NULL)
         meter_before_ungated_context(&the_process->gate, &the_process->streams, context);
-    bool holds = context != NULL && atomic_load(&the_process->streams.holds);
+    bool holds = context != NULL && waits_may_hold(&the_process->streams);
     if (holds)
         waits_hold(&the_process->streams, CU_STREAM_LEGACY, context, NULL);
     return holds;
