@@ -4,10 +4,8 @@
 
 #include "time/waits.h"
 
-enum {
-    FULL_FROM = 256
-}; /* launches after which a stream may be full: up to three other operations may follow each, and
-      a stream has room for 1,024 operations */
+/* Launches after which a stream may be full: it has room for 1,024 operations, and others may follow each launch. */
+enum { FULL_FROM = 256 };
 enum { SWEEP = 8 }; /* rows with STREAM_ORPHAN that captures_fence checks and perhaps frees, to limit their number */
 
 /* Free some rows whose events have passed. Between drains no other code frees such rows. The caller holds the lock. */
