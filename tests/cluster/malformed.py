@@ -50,6 +50,12 @@ BLOCKS: tuple[Case, ...] = (
     Case("memory without its unit", "spec.gpu.memory", "with its unit, such as 4Gi", {"request": 0.4, "memory": 4}),
     Case("negative memory", "spec.gpu.memory", "such as 4Gi", {"request": 0.4, "memory": "-4Gi"}),
     Case("memory beyond all GPUs", "spec.gpu.memory", "such as 4Gi", {"request": 0.4, "memory": "2Ei"}),
+    Case("memory with a point", "spec.gpu.memory", "must be of type integer,string", {"request": 0.4, "memory": 0.5}),
+    Case(
+        "memory with an exponent", "spec.gpu.memory", "must be of type integer,string", {"request": 0.4, "memory": 1e99}
+    ),
+    Case("half a GPU by count", "spec.gpu.count", "must be of type int32", {"request": 0.4, "count": 1.5}),
+    Case("count as text", "spec.gpu.count", 'must be of type integer: "string"', {"request": 0.4, "count": "2"}),
     Case("no GPU at all", "spec.gpu.count", "greater than or equal to 1", {"request": 0.4, "count": 0}),
     Case("too many GPUs", "spec.gpu.count", "less than or equal to 16", {"request": 0.4, "count": 17}),
     Case("unknown mode", "spec.gpu.mode", '"Shared", "Exclusive"', {"request": 0.4, "mode": "shared"}),

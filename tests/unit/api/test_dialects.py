@@ -20,6 +20,7 @@ from sharepod.placement.state.needs import NeedsError, parse_needs
 UUIDS = ("GPU-0a1b2c3d-0000-0000-0000-000000000001", "GPU-0a1b2c3d-0000-0000-0000-000000000002")
 
 SCHEMA_ONLY = {
+    "count as text",
     "fraction as text",
     "movable that is no boolean",
     "misspelt field",
