@@ -27,7 +27,7 @@ ANNOTATIONS: tuple[Case, ...] = (
     Case(
         "misspelt native key",
         "sharepod.dev/gpu-mem",
-        "use one of sharepod.dev/gpu-request",
+        "use one of sharepod.dev/gpu-memory, ",
         annotations={"sharepod.dev/gpu-request": "0.5", "sharepod.dev/gpu-mem": "4Gi"},
     ),
     Case("percent", "gemini/gpu_request", "is more than one GPU", annotations={"gemini/gpu_request": "150%"}),

@@ -181,6 +181,7 @@ REFUSED = {
     "annotation without such a value": claim({"sharepod.dev/gpu-placement": "Anywhere"}),
     "no label": claim({"sharepod.dev/gpu-affinity": "a b"}),
     "no fraction": claim({"sharepod.dev/gpu-request": "half"}),
+    "a request above the time": claim({"sharepod.dev/gpu-request": "0.9"}),
     **{
         f"selector {expression}": selecting(expression)
         for expression in (
@@ -215,6 +216,39 @@ def test_what_python_refuses_the_api_server_refuses_at_apply(api: Api, name: str
     assert field.removeprefix("requests[0].").partition("[1]")[0] in message, (message, caught.value.field)
     with pytest.raises(ApiError):
         api.create(f"{CLAIMS}/namespaces/default/resourceclaimtemplates", of_template(body), dryRun="All")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (amounts(timeMilli="0.4"), "timeMilli: 0.4 is not a whole number of thousandths of one GPU (400 is 0.4 of it)"),
+        (amounts(timeMilli="1.5"), "timeMilli: 1.5 is not a whole number"),
+        (amounts(timeMilli="-1"), "timeMilli: -1 is not a whole number"),
+        (amounts(timeMilli="5k"), "timeMilli: 5000 is not a whole number"),
+        (amounts(limitMilli="0"), "limitMilli: 0 is not a whole number"),
+        (amounts(limitMilli="300"), "limitMilli: 300 is less than the timeMilli 400; write that or more"),
+        (amounts(memory="2Ei"), "memory: 2Ei is no size that a GPU has; write a size with its unit, such as 4Gi"),
+        (asking(count=17), "count: 17 is more GPUs than a node has"),
+        (asking(allocationMode="All"), 'allocationMode: "All" is not supported'),
+        (REFUSED["another class next to ours"], 'deviceClassName: "nic.example" is another class'),
+        (claim({"sharepod.dev/gpu-request": "0.9"}), "gpu-request]: 0.9 is more than timeMilli 400; write less, or"),
+    ],
+)
+def test_a_refusal_quotes_the_value(api: Api, body: Object, message: str) -> None:
+    assert message in answer(api, body)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "message"),
+    [
+        ({"timeMilli": "0.4", "memory": "4Gi"}, "timeMilli: 0.4 is not a whole number of thousandths"),
+        ({"timeMilli": "400", "limitMilli": "1.5", "memory": "4Gi"}, "limitMilli: 1.5 is not a whole number"),
+        ({"timeMilli": "400", "limitMilli": "300", "memory": "4Gi"}, "limitMilli: 300 is less than timeMilli"),
+    ],
+)
+def test_a_refusal_of_the_schedulers_class_quotes_the_value(api: Api, capacity: Object, message: str) -> None:
+    exactly = {"deviceClassName": "scheduler.sharepod.dev", "capacity": {"requests": capacity}}
+    assert message in answer(api, claim(spec={"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}))
 
 
 def test_a_template_whose_claims_would_be_refused_is_refused_itself(api: Api) -> None:

@@ -287,6 +287,22 @@ def test_what_python_refuses_the_api_server_refuses_at_apply(api: Api, name: str
     assert "; " in message.partition(field)[2]  # the remedy
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (sized("17000"), f"[{MILLI}]: 17000 is more than the GPUs of a node are; write at most 16000"),
+        (sized("400", "2G"), f"[{MEMORY}]: 2000000000 MiB is more memory than any node has"),
+        (sized("400", "0"), f"[{MEMORY}]: 0 asks for nothing; write a whole number such as 4096, or remove it"),
+        (sized("0"), f"[{MILLI}]: 0 asks for nothing; write a whole number such as 400, or remove it"),
+        (annotated(gpu_limt="0.5"), "is not known; use one of sharepod.dev/gpu-limit, sharepod.dev/gpu-request, "),
+    ],
+)
+def test_a_refusal_quotes_the_value_and_advises_what_a_line_may_have(api: Api, body: Object, message: str) -> None:
+    found = answer(api, body)
+    assert message in found
+    assert "sharepod.dev/gpu-memory," not in found
+
+
 @pytest.mark.promise("operator-kubernetes-refusals")
 @pytest.mark.parametrize(
     ("limits", "message"),

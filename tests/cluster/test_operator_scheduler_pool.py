@@ -223,7 +223,11 @@ def test_what_somebody_else_has_given_away_too_is_not_entered_and_told(world: Wo
         ({"sharepod.dev/gpu-affinity": "a"}, {}, "sharepod.dev/gpu-affinity.: is not for claims of class scheduler"),
         ({}, {"adminAccess": True}, "goes past every share"),
         ({}, {"memory": None}, "write both timeMilli and memory"),
-        ({}, {"capacity": {"requests": {"timeMilli": "1001", "memory": "1Gi"}}}, "thousandths of one GPU; write 0 to"),
+        (
+            {},
+            {"capacity": {"requests": {"timeMilli": "1001", "memory": "1Gi"}}},
+            "thousandths of one GPU (400 is 0.4 of it); write 0 to",
+        ),
         (
             {},
             {"capacity": {"requests": {"timeMilli": "500", "limitMilli": "400", "memory": "1Gi"}}},

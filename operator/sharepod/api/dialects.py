@@ -13,7 +13,7 @@ Guarantees:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +66,10 @@ MAX_LIST_TEXT = 8192
 
 FLAGS = ("true", "false")
 """Values of a yes-or-no annotation."""
+
+NEAR = len("/gpu-li")
+"""Number of characters, from the slash on, in which annotations are near to a misspelt one. A message advises these
+first."""
 
 GPUID_KEY = "GPUID"
 """Key of KubeShare's shared virtual GPU: an affinity group of that name here. Only with this key may `spec.nodeName` be
@@ -160,23 +164,25 @@ def resolved(gpu: GpuSpec, annotated: Mapping[str, str]) -> GpuRequest:
     return request
 
 
-def annotations_of(sharepod: Mapping[str, Any]) -> dict[str, str]:
+def annotations_of(sharepod: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, str]:
     """Return the annotations of a SharePod that set fields of `spec.gpu`. Raises `SpecError` for an unknown key after a
-    dialect's prefix."""
+    dialect's prefix. `without`: fields that the message does not advise."""
     annotations = (sharepod.get("metadata") or {}).get("annotations") or {}
     annotated = {str(name): str(value) for name, value in annotations.items() if is_dialect(name)}
     for name in sorted(annotated):
         if name not in FIELD_OF:
             prefix = next(prefix for prefix in PREFIXES if name.startswith(prefix))
+            beginning = name[: name.index("/") + NEAR]
+            known = sorted(known_keys(prefix, without), key=lambda key: not key.startswith(beginning))
             raise SpecError(
-                f"metadata.annotations[{name}]", f"is not known; use one of {known_keys(prefix)}, or remove it"
+                f"metadata.annotations[{name}]", f"is not known; use one of {', '.join(known)}, or remove it"
             )
     return annotated
 
 
-def known_keys(prefix: str) -> str:
-    """List the annotations that a manifest with this prefix may have, for a message."""
-    return ", ".join(key.usual(prefix) for key in KEYS)
+def known_keys(prefix: str, without: Sequence[str] = ()) -> list[str]:
+    """Return the annotations that a message advises for a manifest with this prefix. `without`: fields left out."""
+    return [key.usual(prefix) for key in KEYS if key.field not in without]
 
 
 def asks_for_node(sharepod: Mapping[str, Any]) -> bool:

@@ -126,6 +126,13 @@ def fraction(value: str) -> str:
     return f"(double({digits}) / ({value}.endsWith('m') ? 1000.0 : {value}.endsWith('%') ? 100.0 : 1.0))"
 
 
+def number(value: str) -> str:
+    """Return a CEL expression for the text of a quantity as a number, because the API server has changed 0.4 into 400m
+    and 17000 into 17k. `value`: CEL expression of the quantity."""
+    amount = f"quantity(string({value}))"
+    return f"({amount}.isInteger() ? string({amount}.asInteger()) : string({amount}.asApproximateFloat()))"
+
+
 def text(value: str) -> str:
     """Return a CEL string literal."""
     assert not {"'", "\\"} & set(value), f"{value} would need escapes in CEL"

@@ -18,6 +18,7 @@ from sharepod.api.claims.claims import (
     LIMIT,
     MEMORY,
     NAMED_AS_LINE,
+    NOT_MILLI,
     TIME,
 )
 from sharepod.api.dialects import (
@@ -35,7 +36,7 @@ from sharepod.api.gpunode import CoRunningPolicy, Latency, MemoryIsolation, Mode
 from sharepod.api.objects import CLAIM_DRIVER, DEVICE_CLASS, LINE_CLAIM, LINE_REQUEST, MAX_GPUS, SHARE_REQUEST
 from sharepod.api.sharepod import LABEL_PATTERN, PlacementPolicy
 
-from .cel import CLAIMS_RULE, NEW_OR_ANNOTATED, Validation, in_force, listed, refuse, text, texts
+from .cel import CLAIMS_RULE, NEW_OR_ANNOTATED, Validation, fraction, in_force, listed, number, refuse, text, texts
 from .share_claim_policy import MARKED, NAMED_AS_SHARE
 
 LINE_FIELDS = ("deviceClassName", "allocationMode", "count")
@@ -163,6 +164,9 @@ def _annotations() -> list[Validation]:
 
 def _supported() -> list[Validation]:
     """Return validations that refuse requests of a claim that SharePod does not support."""
+    ours = f"e.?deviceClassName.orValue('') == {text(DEVICE_CLASS)}"
+    exact = "e.?allocationMode.orValue('ExactCount') in ['', 'ExactCount']"
+    few = f"e.?count.orValue(1) <= {MAX_GPUS}"
     return [
         refuse(
             "variables.devices.?constraints.orValue([]).size() == 0",
@@ -177,8 +181,9 @@ def _supported() -> list[Validation]:
             f"'spec.devices.requests: firstAvailable: {FIELDS['firstAvailable']}'",
         ),
         refuse(
-            f"variables.asked.all(e, e.?deviceClassName.orValue('') == {text(DEVICE_CLASS)})",
-            f"'spec.devices.requests: deviceClassName: is another class than {DEVICE_CLASS}; "
+            f"variables.asked.all(e, {ours})",
+            f"'spec.devices.requests: deviceClassName: \"' + variables.asked.filter(e, !({ours}))[0]"
+            f".?deviceClassName.orValue('') + '\" is another class than {DEVICE_CLASS}; "
             "write a claim of its own for it'",
         ),
         refuse(
@@ -186,13 +191,14 @@ def _supported() -> list[Validation]:
             "'spec.devices.requests: adminAccess: goes past every share; leave it out'",
         ),
         refuse(
-            "variables.asked.all(e, e.?allocationMode.orValue('ExactCount') in ['', 'ExactCount'])",
-            "'spec.devices.requests: allocationMode: is not supported; "
-            "write ExactCount with the number of GPUs in count'",
+            f"variables.asked.all(e, {exact})",
+            f"'spec.devices.requests: allocationMode: \"' + variables.asked.filter(e, !({exact}))[0].allocationMode + "
+            "'\" is not supported; write ExactCount with the number of GPUs in count'",
         ),
         refuse(
-            f"variables.asked.all(e, e.?count.orValue(1) <= {MAX_GPUS})",
-            f"'spec.devices.requests: count: more GPUs than a node has; write a whole number from 1 to {MAX_GPUS}'",
+            f"variables.asked.all(e, {few})",
+            f"'spec.devices.requests: count: ' + string(variables.asked.filter(e, !({few}))[0].count) + ' is more GPUs "
+            f"than a node has; write a whole number from 1 to {MAX_GPUS}'",
         ),
         refuse(
             "variables.asked.all(e, e.?selectors.orValue([]).all(s, "
@@ -207,16 +213,23 @@ def _capacity() -> list[Validation]:
     """Return validations that refuse amounts that no GPU has."""
 
     def each(name: str, unless: str, message: str) -> Validation:
+        holds = f"!('{name}' in a) || {unless}"
+        bad = f"variables.amounts.filter(a, !({holds}))[0]['{name}']"
+        value = f"string({bad})" if name == MEMORY else number(bad)
         return refuse(
-            f"variables.amounts.all(a, !('{name}' in a) || {unless})",
-            f"'spec.devices.requests: capacity.requests.{name}: {message}'",
+            f"variables.amounts.all(a, {holds})",
+            f"'spec.devices.requests: capacity.requests.{name}: ' + {value} + ' {message}'",
         )
 
     others = f"k, !(k in {texts(CAPACITIES)})"
     unknown = f"variables.amounts.filter(a, a.exists({others}))[0].filter({others})[0]"
     amount = "quantity(string(a['{}']))"
     time, limit, memory = (amount.format(name) for name in (TIME, LIMIT, MEMORY))
-    whole = "is not a whole number of thousandths of one GPU; write 0 to 1000, and several GPUs with count"
+    whole = f"{NOT_MILLI}; write 0 to 1000, and several GPUs with count"
+    request = f"variables.annotations['{NATIVE_PREFIX}request']"
+    below = f"!('{TIME}' in a) || {fraction(request)} * 1000.0 <= {time}.asApproximateFloat() + 0.001"
+    limited = f"!('{LIMIT}' in a) || !('{TIME}' in a) || {limit}.compareTo({time}) >= 0"
+    short = f"variables.amounts.filter(a, !({limited}))[0]"
     return [
         refuse(
             "!variables.ofLine || variables.present.size() == 0",
@@ -256,11 +269,18 @@ def _capacity() -> list[Validation]:
         each(
             LIMIT,
             f"({limit}.isInteger() && {limit}.asInteger() >= 1 && {limit}.asInteger() <= 1000)",
-            "is not a whole number of thousandths of one GPU; write 1 to 1000, or leave it out",
+            f"{NOT_MILLI}; write 1 to 1000, or leave it out",
         ),
         refuse(
-            f"variables.amounts.all(a, !('{LIMIT}' in a) || !('{TIME}' in a) || {limit}.compareTo({time}) >= 0)",
-            f"'spec.devices.requests: capacity.requests.{LIMIT}: is less than {TIME}; write that or more'",
+            f"variables.amounts.all(a, {limited})",
+            f"'spec.devices.requests: capacity.requests.{LIMIT}: ' + string({short}['{LIMIT}']) + ' is less than the "
+            f"{TIME} ' + string({short}['{TIME}']) + '; write that or more'",
+        ),
+        refuse(
+            f"variables.exclusive || !('{NATIVE_PREFIX}request' in variables.annotations) || "
+            f"variables.amounts.all(a, {below})",
+            f"'metadata.annotations[{NATIVE_PREFIX}request]: ' + {request} + ' is more than {TIME} ' + "
+            f"string(variables.amounts.filter(a, !({below}))[0]['{TIME}']) + '; write less, or raise {TIME}'",
         ),
         each(
             MEMORY,

@@ -26,10 +26,10 @@ from sharepod.api.objects import (
     SHARE_GATE,
     TENANT_LABEL,
 )
-from sharepod.api.pods.plain_pods import MAX_MIB, MEMORY_ALONE, MEMORY_BY_ANNOTATION, NOT_A_SHARE
+from sharepod.api.pods.plain_pods import MAX_MIB, MEMORY_ALONE, MEMORY_BY_ANNOTATION, NOT_A_SHARE, USUAL
 from sharepod.api.resource_line import MEMORY, MILLI, PREFIX, RESOURCES
 
-from .cel import Validation, fraction, listed, refuse, text, texts
+from .cel import Validation, fraction, listed, number, refuse, text, texts
 from .line_containers import past_the_line
 from .request import annotation_variables, few, known, once, readable
 
@@ -177,7 +177,7 @@ def refusals(*, or_also: str, made_with: str, attached: list[Validation]) -> dic
         "validations": [
             *_lines(),
             *few(),
-            known(),
+            known(without=("memory",)),
             once(),
             _no_memory_annotation(),
             *readable(),
@@ -241,6 +241,10 @@ def _lines() -> list[Validation]:
         name: f"variables.{which}.filter(c, {_beyond(name)})"
         for name, which in ((MILLI, "asking"), (MEMORY, "inMemory"))
     }
+
+    def written(name: str) -> str:
+        return number(f"{more[name]}[0].resources.limits[{text(name)}]")
+
     return [
         refuse(
             f"{bad}.size() == 0",
@@ -250,18 +254,19 @@ def _lines() -> list[Validation]:
         refuse(f"{alone}.size() == 0", f"{limit_field(MEMORY, f'{alone}[0]')}{MEMORY_ALONE}'"),
         refuse(
             f"{more[MILLI]}.size() == 0",
-            f"{limit_field(MILLI, f'{more[MILLI]}[0]')}is more than the GPUs of a node are; write at most "
-            f"{MAX_GPUS * 1000}'",
+            f"{limit_field(MILLI, f'{more[MILLI]}[0]')}' + {written(MILLI)} + ' is more than the GPUs of a node are; "
+            f"write at most {MAX_GPUS * 1000}'",
         ),
         refuse(
             f"{more[MEMORY]}.size() == 0",
-            f"{limit_field(MEMORY, f'{more[MEMORY]}[0]')}is more memory than any node has on its GPUs; write a number "
-            "of MiB such as 4096'",
+            f"{limit_field(MEMORY, f'{more[MEMORY]}[0]')}' + {written(MEMORY)} + ' MiB is more memory than any node "
+            "has on its GPUs; write a number of MiB such as 4096'",
         ),
         *(
             refuse(
                 f"{some}.size() == 0",
-                f"{limit_field(name, f'{some}[0]')}0 asks for nothing; write a whole number such as 400, or remove it'",
+                f"{limit_field(name, f'{some}[0]')}0 asks for nothing; write a whole number such as {USUAL[name]}, or "
+                "remove it'",
             )
             for name, some in zero.items()
         ),

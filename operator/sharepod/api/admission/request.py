@@ -25,6 +25,7 @@ from sharepod.api.dialects import (
     MIN_BYTES,
     MIN_MEMORY,
     NATIVE_PREFIX,
+    NEAR,
     PREFIXES,
     STARTS,
     UUID_PATTERN,
@@ -108,13 +109,19 @@ def few() -> list[Validation]:
     ]
 
 
-def known() -> Validation:
-    """Return the validation that refuses an unknown annotation of a dialect."""
-    choose = " : ".join(f"variables.unknown[0].startsWith({text(p)}) ? {text(known_keys(p))}" for p in PREFIXES[:-1])
+def known(without: Sequence[str] = ()) -> Validation:
+    """Return the validation that refuses an unknown annotation of a dialect. Its message lists the nearest annotations
+    first. `without`: fields that the message does not advise."""
+    name, keys = "variables.unknown[0]", [texts(known_keys(prefix, without)) for prefix in PREFIXES]
+    choose = " : ".join(
+        f"{name}.startsWith({text(prefix)}) ? {listed}" for prefix, listed in zip(PREFIXES, keys[:-1], strict=False)
+    )
+    end = f"{name}.indexOf('/') + {NEAR}"
+    near = f"k.startsWith(size({name}) > {end} ? {name}.substring(0, {end}) : {name})"
+    ordered = f"[{choose} : {keys[-1]}].map(l, (l.filter(k, {near}) + l.filter(k, !{near})).join(', '))[0]"
     return refuse(
         "variables.unknown.size() == 0",
-        "'metadata.annotations[' + variables.unknown[0] + ']: is not known; use one of ' + "
-        f"({choose} : {text(known_keys(PREFIXES[-1]))}) + ', or remove it'",
+        f"'metadata.annotations[' + {name} + ']: is not known; use one of ' + {ordered} + ', or remove it'",
     )
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from sharepod.api.bounds import MAX_ITEMS
-from sharepod.api.claims.claims import LIMIT, MEMORY, TIME
+from sharepod.api.claims.claims import LIMIT, MEMORY, NOT_MILLI, TIME
 from sharepod.api.claims.scheduled_claims import ADMIN_ACCESS, ANNOTATED, SEVERAL
 from sharepod.api.dialects import STARTS
 from sharepod.api.objects import SCHEDULER_CLASS
 
-from .cel import CLAIMS_RULE, NEW_OR_ANNOTATED, Validation, in_force, listed, refuse, text
+from .cel import CLAIMS_RULE, NEW_OR_ANNOTATED, Validation, in_force, listed, number, refuse, text
 
 NAME = "sharepod-scheduler-claims"
 
@@ -52,7 +52,14 @@ def _validations() -> list[Validation]:
 
     time, limit = (f"quantity(string(a['{name}']))" for name in (TIME, LIMIT))
     whole = "({0}.isInteger() && {0}.asInteger() >= {1} && {0}.asInteger() <= 1000)"
-    unit = "is not a whole number of thousandths of one GPU"
+
+    def sized(name: str, holds: str, wrong: str) -> Validation:
+        bad = f"variables.amounts.map(l, l.filter(a, !({holds}))).filter(l, l.size() > 0)[0][0]['{name}']"
+        return refuse(
+            f"variables.amounts.all(l, l.all(a, {holds}))",
+            f"'spec.devices.requests: capacity.requests.{name}: ' + {number(bad)} + ' {wrong}'",
+        )
+
     return [
         refuse(
             "variables.present.size() == 0",
@@ -64,13 +71,17 @@ def _validations() -> list[Validation]:
         ),
         refuse("variables.requests.size() <= 1", f"'spec.devices.requests: ' + {text(SEVERAL)}"),
         each(f"('{TIME}' in a) == ('{MEMORY}' in a)", f": {BOTH}"),
-        each(
+        sized(
+            TIME,
             f"!('{TIME}' in a) || {whole.format(time, 0)}",
-            f".{TIME}: {unit}; write 0 to 1000, and several GPUs with count",
+            f"{NOT_MILLI}; write 0 to 1000, and several GPUs with count",
         ),
-        each(f"!('{LIMIT}' in a) || {whole.format(limit, 1)}", f".{LIMIT}: {unit}; write 1 to 1000, or leave it out"),
-        each(
+        sized(
+            LIMIT, f"!('{LIMIT}' in a) || {whole.format(limit, 1)}", f"{NOT_MILLI}; write 1 to 1000, or leave it out"
+        ),
+        sized(
+            LIMIT,
             f"!('{LIMIT}' in a) || ('{TIME}' in a && {limit}.compareTo({time}) >= 0)",
-            f".{LIMIT}: is less than {TIME}; write that or more",
+            f"is less than {TIME}; write that or more",
         ),
     ]

@@ -34,7 +34,7 @@ from sharepod.api.dialects import (
 from sharepod.api.gpunode import CoRunningPolicy, Latency, MemoryIsolation, Mode, SchedulingLabels
 from sharepod.api.objects import CLAIM_DRIVER, DEVICE_CLASS, LINE_REQUEST, MAX_GPUS
 from sharepod.api.sharepod import GpuRequest, PlacementPolicy, SpecError
-from sharepod.api.units import WHOLE_GPU, Bytes, Milli, UnitError, parse_quantity, parse_whole
+from sharepod.api.units import WHOLE_GPU, Bytes, Milli, UnitError, format_fraction, parse_quantity, parse_whole
 
 KIND = "ResourceClaim"
 API_VERSION = "resource.k8s.io/v1"
@@ -70,6 +70,8 @@ GATE_HINT = (
     "API server has dropped it: turn on the feature gate DRAConsumableCapacity (on by default from Kubernetes 1.36)"
 )
 """Message that refuses a request without capacity."""
+NOT_MILLI = "is not a whole number of thousandths of one GPU (400 is 0.4 of it)"
+"""Message that refuses an amount of time at apply."""
 NAMED_AS_LINE = f"{LINE_REQUEST} without capacity is for claims that the resource line of a Pod sizes; use another name"
 """Message that refuses a request named `line` without capacity in a claim that belongs to no resource line."""
 
@@ -316,7 +318,7 @@ def _lowered(request: Milli, memory: Bytes | None, annotated: Mapping[str, Any])
         return request
     asked = Milli(round(annotated["request"] * WHOLE_GPU))
     if asked > request:
-        text = f"asks for more than {TIME} {request}, which is the most that the claim may have; write less"
+        text = f"{format_fraction(asked)} is more than {TIME} {request}; write less, or raise {TIME}"
         raise SpecError(_annotation("request"), text)
     if asked == 0 and memory is None:
         text = f"0 (best effort) needs {MEMORY} among the claim's capacity; write more than 0"

@@ -29,6 +29,9 @@ from sharepod.api.units import MIB, WHOLE_GPU, Bytes, Milli, UnitError, format_f
 MAX_MIB = 1 << 30
 """Largest memory of a line, in MiB: a pebibyte, more than the GPUs of any node have together."""
 
+USUAL = {MILLI: 400, MEMORY: 4096}
+"""Amount of each resource that messages advise."""
+
 NOT_A_SHARE = (
     "is neither 1 to 1000 (a share of one GPU) nor a multiple of 1000 (whole GPUs); write one of these, or divide it "
     f"among several GPUs by the annotation {NATIVE_PREFIX}count"
@@ -163,7 +166,7 @@ def _annotations(pod: Mapping[str, Any]) -> dict[str, str]:
         raise SpecError("metadata.annotations", f"is {quoted(annotations)}; write a map")
     if len(annotations) > MAX_ITEMS:
         raise SpecError("metadata.annotations", f"has {len(annotations)} entries; write at most {MAX_ITEMS}")
-    annotated = annotations_of({"metadata": {"annotations": annotations}})
+    annotated = annotations_of({"metadata": {"annotations": annotations}}, without=("memory",))
     for name in sorted(annotated):
         if FIELD_OF[name] == "memory":
             raise SpecError(f"metadata.annotations[{name}]", MEMORY_BY_ANNOTATION)
@@ -205,12 +208,13 @@ def _amount(path: str, name: str, amounts: Mapping[str, Any]) -> int | None:
     except UnitError as error:
         raise SpecError(field, str(error)) from None
     if amount == 0:
-        raise SpecError(field, "0 asks for nothing; write a whole number such as 400, or remove it")
+        raise SpecError(field, f"0 asks for nothing; write a whole number such as {USUAL[name]}, or remove it")
     if name == MILLI and amount > MAX_GPUS * WHOLE_GPU:
         raise SpecError(field, f"{amount} is more than the GPUs of a node are; write at most {MAX_GPUS * WHOLE_GPU}")
     if name == MEMORY and amount > MAX_MIB:
         raise SpecError(
-            field, f"{amount} MiB is more memory than any node's GPUs have; write a number of MiB such as 4096"
+            field,
+            f"{amount} MiB is more memory than any node's GPUs have; write a number of MiB such as {USUAL[name]}",
         )
     return amount
 

@@ -133,6 +133,14 @@ def test_the_request_annotation_lowers_a_share_and_never_raises_it_above_the_lin
     assert "write 0.4 or less" in raised.message
 
 
+def test_a_misspelt_annotation_gets_the_nearest_one_that_a_line_may_have() -> None:
+    nearest = {"gpu-limt": "gpu-limit", "gpu-reqest": "gpu-request", "gpu-memry": "gpu-memory-isolation"}
+    for written, near in nearest.items():
+        refused = refusal(pod(container("400"), annotations={f"sharepod.dev/{written}": "0.5"}))
+        assert refused.message.startswith(f"is not known; use one of sharepod.dev/{near},"), refused.message
+        assert "sharepod.dev/gpu-memory," not in refused.message
+
+
 LIMITS = "spec.containers[main].resources.limits"
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "no line": (pod(container()), "spec.containers: resources.limits", "is required"),
@@ -161,6 +169,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         f"{LIMITS}[{MEMORY}]",
         "write a multiple of 2",
     ),
+    "zero memory": (pod(container("400", "0")), f"{LIMITS}[{MEMORY}]", "write a whole number such as 4096"),
     "memory alone": (pod(container(None, "4096")), f"{LIMITS}[{MEMORY}]", "stands without"),
     "memory of no GPU": (pod(container("400", "2G")), f"{LIMITS}[{MEMORY}]", "more memory than any node"),
     "memory of one container alone": (
