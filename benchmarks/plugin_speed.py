@@ -25,7 +25,12 @@ from harness import build
 from results import Row, write
 
 NODES, GPUS, TENANTS, WAITING, TEAMS = 1000, 8, 16, 500, 100
+PLAIN, CLAIM_TEAMS = 100, 4
+"""Number of waiting plain Pods with a line, and of waiting claims; number of namespaces with such claims."""
 ROUNDS = 5
+PENDING = "/api/v1/pods?fieldSelector=status.phase%3DPending"
+"""Path of the pending Pods, with the selector that the server obeys."""
+CLAIMS = "/apis/resource.k8s.io/v1"
 EMPTY = (
     "/apis/resource.k8s.io/v1/deviceclasses",
     "/apis/apps/v1/deployments",
@@ -92,6 +97,52 @@ def other_pod(number: int) -> dict[str, Any]:
     return {"metadata": metadata, "spec": {"containers": [{"name": "main", "image": "test"}]}}
 
 
+def claim(number: int, *, allocated: bool) -> dict[str, Any]:
+    """Return the claim of a tenant's Pod, or a waiting claim, about as long as the API server's."""
+    pod = {"apiVersion": "v1", "kind": "Pod", "name": f"pod-{number}", "uid": f"pod-{number}", "controller": True}
+    fields: dict[str, Any] = {f"f:field-{index}": {".": {}, "f:first": {}, "f:second": {}} for index in range(10)}
+    written = [{"manager": name, "operation": "Update", "fieldsV1": fields} for name in ("controller", "sharepod")]
+    metadata = {
+        "name": f"pod-{number}-gpu-abcde" if allocated else f"claim-{number}",
+        "namespace": f"team-{number % CLAIM_TEAMS}",
+        "uid": f"claim-{number}-{allocated}",
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+        "ownerReferences": [pod],
+        "managedFields": written,
+    }
+    exactly = {"deviceClassName": "sharepod.dev", "capacity": {"requests": {"timeMilli": "400", "memory": "32Gi"}}}
+    result = {"request": "gpu", "driver": "gpu.sharepod.dev", "pool": "node", "device": "gpu-0"}
+    terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["node"]}]}]
+    status: dict[str, Any] = {
+        "allocation": {"devices": {"results": [result]}, "nodeSelector": {"nodeSelectorTerms": terms}},
+        "reservedFor": [{"resource": "pods", "name": f"pod-{number}", "uid": f"pod-{number}"}],
+        "devices": [{**result, "data": {"requestMilli": 400}, "conditions": [{"type": "Granted", "status": "True"}]}],
+    }
+    spec = {"devices": {"requests": [{"name": "gpu", "exactly": exactly}]}}
+    return {"metadata": metadata, "spec": spec, "status": status if allocated else {}}
+
+
+def pending_pod(number: int, *, claim: bool) -> dict[str, Any]:
+    """Return a Pod that waits, for its claim or by a line."""
+    metadata = {
+        "name": f"pending-{number}-{claim}",
+        "namespace": f"team-{number % CLAIM_TEAMS}",
+        "uid": f"pending-{number}-{claim}",
+        "labels": {} if claim else {"sharepod.dev/line": "true"},
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+    }
+    limits = {"sharepod.dev/gpu-milli": "400", "sharepod.dev/gpu-memory-mib": "4096"}
+    spec: dict[str, Any] = {"containers": [{"name": "main", "resources": {} if claim else {"limits": limits}}]}
+    spec |= {"resourceClaims": [{"name": "gpu", "resourceClaimName": f"claim-{number}"}]} if claim else {}
+    return {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}}
+
+
+def claims_of(team: int) -> list[dict[str, Any]]:
+    """Return the claims of a team, of its tenants and of its waiting Pods."""
+    held = [claim(number, allocated=True) for number in range(team, NODES * TENANTS, TEAMS)]
+    return held + [claim(number, allocated=False) for number in range(team, PLAIN, CLAIM_TEAMS)]
+
+
 def statement(team: int) -> dict[str, Any]:
     """Return the GPUStatement of a team."""
     models = [{"model": "H100", "heldMilliseconds": 3_600_000, "reservedMilliseconds": 7_200_000}]
@@ -114,7 +165,7 @@ def answers() -> dict[str, bytes]:
         f"{group}/namespaces/team/sharepods/waiting-0": pods[0],
         f"{group}/gpustatements": {"items": [statement(team) for team in range(TEAMS)]},
         f"{group}/gpubudgets": {"items": [budget(team) for team in range(TEAMS)]},
-        "/apis/resource.k8s.io/v1": {},
+        CLAIMS: {},
         "/version": {"gitVersion": "v1.36.0"},
         "/apis/node.k8s.io/v1/runtimeclasses/nvidia": {"handler": "nvidia"},
         "/api/v1/nodes": {
@@ -125,6 +176,10 @@ def answers() -> dict[str, bytes]:
         },
         "/api/v1/pods": {"items": [other_pod(number) for number in range(NODES * TENANTS)]},
         "/api/v1/namespaces": {"items": []},
+        **{
+            f"{CLAIMS}/namespaces/team-{team}/resourceclaims": {"items": claims_of(team)} for team in range(CLAIM_TEAMS)
+        },
+        PENDING: {"items": [pending_pod(number, claim=claim) for number in range(PLAIN) for claim in (False, True)]},
         **{key: {"items": []} for key in EMPTY},
     }
     return {path: json.dumps(answer).encode() for path, answer in found.items()}
@@ -136,7 +191,7 @@ def serving(found: dict[str, bytes]) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = found.get(self.path.partition("?")[0])
+            body = found.get(PENDING if self.path.startswith(PENDING) else self.path.partition("?")[0])
             self.send_response(404 if body is None else 200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body or b"")))

@@ -14,17 +14,18 @@ from typing import Any
 
 from kubectl_sharepod.kubectl import ForbiddenError, Json, KubectlError, NotFoundError, UsageError, path
 from kubectl_sharepod.output import RED, YELLOW, Column, Page, duration, fraction, hours, size
-from kubectl_sharepod.reading import NODES_HIDDEN, Scope, gpus, published_free, workloads
-from kubectl_sharepod.views import WHOLE_MILLI, Fleet, FreeShares, Gpu, Workload, mapping, rows, text, whole
+from kubectl_sharepod.reading import Scope, Seen, gpus, published_free, workloads
+from kubectl_sharepod.views import WHOLE_MILLI, FreeShares, Gpu, Workload, mapping, rows, text, whole
 
 
 def top(scope: Scope) -> Page:
     """Return the workloads: requested share, used share, progress, memory, and waiting time."""
-    return top_of(*workloads(scope), scope.namespace)
+    return top_of(workloads(scope), scope.namespace)
 
 
-def top_of(found: Sequence[Workload], fleet: Fleet | None, namespace: str | None) -> Page:
-    """Return the page of `top` from objects that were read. `fleet`: None if the user may not list GPUNodes."""
+def top_of(seen: Seen, namespace: str | None) -> Page:
+    """Return the page of `top` from objects that were read."""
+    found, fleet = seen.found, seen.fleet
     before: list[str] = []
     if fleet is not None:
         busy = sum(WHOLE_MILLI - gpu.free_milli for gpu in fleet.gpus)
@@ -32,7 +33,7 @@ def top_of(found: Sequence[Workload], fleet: Fleet | None, namespace: str | None
         nodes = len({gpu.node for gpu in fleet.gpus})
         before.append(
             f"{counted(len(fleet.gpus), 'GPU')} on {counted(nodes, 'node')}, {fraction(busy)} requested; "
-            f"{counted(waiting, 'SharePod')} {'waits' if waiting == 1 else 'wait'}"
+            f"{counted(waiting, 'workload')} {'waits' if waiting == 1 else 'wait'}"
         )
     return Page(
         columns=[*_place(namespace), *WORKLOAD_COLUMNS],
@@ -43,7 +44,7 @@ def top_of(found: Sequence[Workload], fleet: Fleet | None, namespace: str | None
         before=before,
         empty=("No SharePod" if fleet is None else "No workload has or wants a GPU")
         + (f" in namespace {namespace}" if namespace else ""),
-        notes=[NODES_HIDDEN] if fleet is None else [],
+        notes=seen.notes,
     )
 
 

@@ -16,7 +16,8 @@ from kubectl_sharepod.kubectl import ConflictError, Json, Kubectl, KubectlError,
 from kubectl_sharepod.output import Column, Page
 from kubectl_sharepod.reading import gpus
 from kubectl_sharepod.views import CORDONED, Gpu, Workload, cordoned_of, mapping, quantity, rows, text, texts
-from kubectl_sharepod.why import Wanted, group_of, obstacle
+from kubectl_sharepod.wanted import Wanted
+from kubectl_sharepod.why import group_of, obstacle
 
 _TRIES = 5
 """Number of writes after which a conflict is reported. A retry usually succeeds, because agents write the status of a

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from functools import partial
 
-from kubectl_sharepod.kubectl import ForbiddenError, Json, Kubectl, KubectlError, NotFoundError, both, path
+from kubectl_sharepod.kubectl import ForbiddenError, Json, Kubectl, KubectlError, NotFoundError, at_once, both, path
 from kubectl_sharepod.views import Fleet, FreeShares, Workload, fleet, free_shares, mapping, now, rows, sharepod, text
+from kubectl_sharepod.waiting import named, waiting
+from kubectl_sharepod.wanted import CLAIMS
 
 SYSTEM = "sharepod-system"
 """Namespace of SharePod's operator and agents."""
 
 NODES_HIDDEN = (
-    "You may not list GPUNodes, so GPUs, claims and plain Pods are missing here. An administrator can bind the "
-    "ClusterRole sharepod-gpunode-view to you."
+    "You may not list GPUNodes, so GPUs, and claims and plain Pods with a share, are missing here. An administrator "
+    "can bind the ClusterRole sharepod-gpunode-view to you."
 )
+_PODS_HIDDEN = (
+    "You may not list Pods, so waiting plain Pods and claims are missing here. The ClusterRole view has the right."
+)
+_CLAIMS_HIDDEN = (
+    "You may not list ResourceClaims, so waiting claims are missing here. The ClusterRole view has the right."
+)
+_PENDING = "fieldSelector=status.phase%3DPending,spec.nodeName%3D"
+"""Selector of Pods without a node. The label of resource lines is no selector, because Pods with claims lack it."""
+_MOST_LISTS = 8
+"""Largest number of namespaces whose claims are listed one by one. In a large cluster, a list of all claims takes a
+second, although most of them are allocated."""
 _NODES_FORBIDDEN = (
     "you may not list GPUNodes. An administrator can bind the ClusterRole sharepod-gpunode-view to you; `kubectl "
     "sharepod free` shows free shares without it."
@@ -26,6 +40,16 @@ _NOT_PUBLISHED = "The free shares by model are not published in this cluster eit
 
 class NotInstalledError(KubectlError):
     """Absence of SharePod's kinds in the API server."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Workloads in scope, with a share or waiting for one. `fleet`: None if the user may not list GPUNodes."""
+
+    found: tuple[Workload, ...]
+    fleet: Fleet | None
+    notes: tuple[str, ...] = ()
+    """Kinds that the user may not list, as sentences."""
 
 
 @dataclass(frozen=True)
@@ -92,19 +116,46 @@ def sharepods(scope: Scope) -> list[Workload]:
     return [sharepod(item, moment) for item in found]
 
 
-def workloads(scope: Scope) -> tuple[list[Workload], Fleet | None]:
+def workloads(scope: Scope) -> Seen:
     """Return all workloads in scope, and the GPUs if the user may list them. Raise `KubectlError`.
 
-    Usage is taken from the GPUNodes, where it is newer than in the SharePods. Waiting SharePods are in no GPUNode.
+    Usage is taken from the GPUNodes, where it is newer than in the SharePods. Waiting workloads are in no GPUNode.
     """
-    pods, known = both(lambda: sharepods(scope), lambda: gpus_if_allowed(scope.kubectl))
+    (pods, known), (pending, claims, unseen) = both(
+        lambda: both(lambda: sharepods(scope), lambda: gpus_if_allowed(scope.kubectl)), lambda: _pending(scope)
+    )
     tenants = {} if known is None else dict(known.by_uid)
     found: list[Workload] = []
     for pod in pods:
         tenant = tenants.pop(pod.uid, None)
         found.append(pod if tenant is None else _both(pod, tenant))
     found += [one for one in tenants.values() if scope.namespace in (None, one.namespace)]
-    return sorted(found, key=lambda one: (one.namespace, one.node, one.indexes, one.name)), known
+    found += waiting(pending, claims, known, now())
+    found.sort(key=lambda one: (one.namespace, one.node, one.indexes, one.name))
+    return Seen(tuple(found), known, (*([NODES_HIDDEN] if known is None else []), *unseen))
+
+
+def _pending(scope: Scope) -> tuple[list[Json], list[Json], list[str]]:
+    """Return the Pods in scope that have no node, the claims of the namespaces where such a Pod names one, and notes
+    about kinds that the user may not list. Raise `KubectlError`."""
+    try:
+        pods = scope.kubectl.items(f"{path('pods', scope.namespace, group='/api/v1')}?{_PENDING}")
+    except ForbiddenError:
+        return [], [], [_PODS_HIDDEN]
+    except NotFoundError:
+        return [], [], []
+    places: list[str | None] = list(dict.fromkeys(namespace for namespace, _ in named(pods)))
+    if not places:
+        return pods, [], []
+    if len(places) > _MOST_LISTS:
+        places = [None]
+    try:
+        lists = at_once(*(partial(scope.kubectl.items, path("resourceclaims", one, group=CLAIMS)) for one in places))
+    except ForbiddenError:
+        return pods, [], [_CLAIMS_HIDDEN]
+    except NotFoundError:
+        return pods, [], []
+    return pods, [claim for found in lists for claim in found], []
 
 
 def _both(pod: Workload, tenant: Workload) -> Workload:

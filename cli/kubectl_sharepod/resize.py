@@ -12,7 +12,7 @@ from functools import partial
 from kubectl_sharepod.kubectl import ForbiddenError, Json, Kubectl, KubectlError, UsageError, path
 from kubectl_sharepod.output import EXIT_FORBIDDEN, Page
 from kubectl_sharepod.views import condition, mapping, rows, text, whole
-from kubectl_sharepod.why import CLAIMS, claim_of_line, has_line
+from kubectl_sharepod.wanted import CLAIMS, claim_of_line, has_line
 
 WAIT_S = 10
 """Seconds for which the command waits for the operator's answer in the status."""

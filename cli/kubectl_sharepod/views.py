@@ -32,7 +32,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Workload:
-    """Tenant of GPUs, or a SharePod that waits for a place."""
+    """Tenant of GPUs, or a workload that waits for a place."""
 
     kind: str
     """SharePod, Claim or Pod: kind of the object that requests the share."""
@@ -199,8 +199,8 @@ def sharepod(item: Json, now: datetime) -> Workload:
         name=text(metadata, "name"),
         uid=text(metadata, "uid"),
         share=Share(
-            whole(granted.get("requestMilli")) or _milli(shown.get("request", asked.get("request"))) or 0,
-            whole(granted.get("limitMilli")) or _milli(shown.get("limit", asked.get("limit"))) or WHOLE_MILLI,
+            whole(granted.get("requestMilli")) or milli(shown.get("request", asked.get("request"))) or 0,
+            whole(granted.get("limitMilli")) or milli(shown.get("limit", asked.get("limit"))) or WHOLE_MILLI,
             whole(granted.get("memory")) or quantity(shown.get("memory")),
         ),
         node=text(status, "node"),
@@ -208,7 +208,7 @@ def sharepod(item: Json, now: datetime) -> Workload:
         indexes=text(status, "gpuIndexes"),
         exclusive=text(asked, "mode") == "Exclusive",
         used_milli=whole(usage.get("heldMilli")),
-        progress_milli=_milli(usage.get("progress")),
+        progress_milli=milli(usage.get("progress")),
         memory_used=whole(usage.get("memory")),
         held_s=whole(consumed.get("heldSeconds")),
         counted_since=text(consumed, "since"),
@@ -388,10 +388,14 @@ _FAULTS = dict.fromkeys(_NEEDED, "False") | {"DevicePluginPresent": "True"}
 """Status of each condition that means a problem for an administrator, by the condition's type."""
 
 
-def _milli(value: object) -> int | None:
-    """Return a fraction in thousandths; None for any other value."""
+def milli(value: object) -> int | None:
+    """Return a fraction, such as `0.4`, `400m` or `40%`, in thousandths; None for any other value."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    digits = str(value).strip()
+    scale = {"m": 1, "%": WHOLE_MILLI // 100}.get(digits[-1:], WHOLE_MILLI)
     try:
-        return round(float(value) * WHOLE_MILLI) if isinstance(value, int | float | str) else None
+        return round(float(digits if scale == WHOLE_MILLI else digits[:-1]) * scale)
     except (ValueError, OverflowError):
         return None
 

@@ -42,44 +42,15 @@ from kubectl_sharepod.views import (
     whole,
 )
 from kubectl_sharepod.views import now as present
+from kubectl_sharepod.wanted import CLAIMS, Wanted, claim_of_line, of_claim, of_line
 
-CLAIMS = "/apis/resource.k8s.io/v1"
 LEAST_MEMORY = 1 << 30
 """Bytes of memory below which the command advises no share. A CUDA context alone takes about 0.5 GiB."""
 _EVENTS = 8
 """Number of newest Events that are shown."""
-_PREFIX = "sharepod.dev/gpu-"
 _KINDS = {"sharepod": "SharePod", "pod": "Pod", "claim": "Claim"}
-_LINE_CLAIM = "sharepod"
-"""Name by which a Pod refers to the claim of its resource line."""
 _CHECKED = "would fit now"
 """End of advice that the operator has checked by a decision."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Requested share, on each of `count` GPUs of one node."""
-
-    request_milli: int
-    memory: int | None
-    """Bytes. None: the same part of the GPU's memory as the request is of the GPU's time."""
-    count: int = 1
-    exclusive: bool = False
-    uuids: tuple[str, ...] = ()
-    models: tuple[str, ...] = ()
-    namespace: str = ""
-    """Namespace of the workload. Scheduling labels count only within a namespace."""
-    affinity: str = ""
-    anti_affinity: str = ""
-    exclusion: str = ""
-    group: tuple[str, ...] = ()
-    """UUIDs of the GPUs that its affinity group has. Empty if the group has none."""
-
-    def memory_on(self, gpu: Gpu) -> int:
-        """Return the bytes of memory that the share needs on a GPU."""
-        if self.exclusive:
-            return gpu.memory
-        return self.memory if self.memory is not None else gpu.memory * self.request_milli // WHOLE_MILLI
 
 
 def why(kubectl: Kubectl, namespace: str, kind: str, name: str) -> Page:
@@ -324,16 +295,10 @@ def _pod(kubectl: Kubectl, namespace: str, name: str) -> _Found:
     return _Found(
         placed,
         (*lines, *(() if placed else events)),
-        _of_line(item, namespace),
+        of_line(item, namespace),
         tenants=(text(item, "metadata", "uid"), f"Claim/{claim_of_line(item)}", f"SharePod/{name}"),
         held={"node": text(item, "spec", "nodeName"), "gpus": gpus, "indexes": "", "share": None},
     )
-
-
-def claim_of_line(pod: Json) -> str:
-    """Return the name of the claim that a Pod has for its resource line. Empty if it has none."""
-    listed = rows(mapping(pod.get("status")).get("resourceClaimStatuses"))
-    return next((text(one, "resourceClaimName") for one in listed if one.get("name") == _LINE_CLAIM), "")
 
 
 def requests_gpus(pod: Json) -> bool:
@@ -350,28 +315,13 @@ def _claim(kubectl: Kubectl, namespace: str, name: str) -> _Found:
     )
     status = mapping(item.get("status"))
     placed = bool(mapping(status.get("allocation")))
-    first = mapping(next(iter(rows(mapping(mapping(item.get("spec")).get("devices")).get("requests"))), {}))
-    exactly = mapping(first.get("exactly"))
-    asked = mapping(mapping(exactly.get("capacity")).get("requests"))
-    time = quantity(asked.get("timeMilli"))
-    exclusive = text(item, "metadata", "annotations", f"{_PREFIX}mode") == "Exclusive"
-    wanted = Wanted(
-        WHOLE_MILLI if exclusive else time or 0,
-        quantity(asked.get("memory")),
-        whole(exactly.get("count")) or 1,
-        exclusive,
-        (),
-        (),
-        namespace,
-        *scheduling_labels(mapping(mapping(item.get("metadata")).get("annotations")), _PREFIX),
-    )
     results = rows(mapping(mapping(status.get("allocation")).get("devices")).get("results"))
     granted = mapping(next((one.get("data") for one in rows(status.get("devices"))), None))
     share = Share(*(whole(granted.get(key)) or 0 for key in ("requestMilli", "limitMilli", "memory")))
     return _Found(
         placed,
         () if placed else tuple(events),
-        wanted if exclusive or time is not None else None,
+        of_claim(item, namespace),
         tenants=(text(item, "metadata", "uid"),),
         held={
             "node": text(next(iter(results), {}), "pool"),
@@ -380,42 +330,6 @@ def _claim(kubectl: Kubectl, namespace: str, name: str) -> _Found:
             "share": asdict(share) if granted else None,
         },
     )
-
-
-def _of_line(pod: Json, namespace: str) -> Wanted | None:
-    """Return the share that the resource line of a Pod requests. None if it has no line."""
-    time, memory = _effective(pod, "sharepod.dev/gpu-milli"), _effective(pod, "sharepod.dev/gpu-memory-mib")
-    if not time:
-        return None
-    annotated = mapping(mapping(pod.get("metadata")).get("annotations"))
-    count = quantity(annotated.get(f"{_PREFIX}count")) or max(1, time // WHOLE_MILLI)
-    exclusive = annotated.get(f"{_PREFIX}mode") == "Exclusive"
-    labels = scheduling_labels(annotated, _PREFIX)
-    return Wanted(
-        time // count, (memory << 20) // count if memory else None, count, exclusive, (), (), namespace, *labels
-    )
-
-
-def has_line(pod: Json) -> bool:
-    """Return whether a Pod has a resource line."""
-    return _effective(pod, "sharepod.dev/gpu-milli") > 0
-
-
-def _effective(pod: Json, resource: str) -> int:
-    """Return a Pod's effective request of a resource, as Kubernetes computes it: the sum of containers and sidecars or,
-    if larger, an init container with the sidecars started before it."""
-
-    def limit(container: Json) -> int:
-        return quantity(mapping(mapping(container.get("resources")).get("limits")).get(resource)) or 0
-
-    spec = mapping(pod.get("spec"))
-    sidecars = largest = 0
-    for container in rows(spec.get("initContainers")):
-        if text(container, "restartPolicy") == "Always":
-            sidecars += limit(container)
-        else:
-            largest = max(largest, sidecars + limit(container))
-    return max(largest, sidecars + sum(limit(container) for container in rows(spec.get("containers"))))
 
 
 def _events(kubectl: Kubectl, namespace: str, kind: str, name: str) -> list[str]:

@@ -16,6 +16,7 @@ from statistics import fmean
 from kubectl_sharepod.commands import WORKLOAD_COLUMNS, top_of, workload_cells
 from kubectl_sharepod.kubectl import Json
 from kubectl_sharepod.output import duration, fraction, size
+from kubectl_sharepod.reading import Seen
 from kubectl_sharepod.views import Fleet, Gpu, Workload
 
 HOUR_S = 3600
@@ -68,19 +69,18 @@ class History:
 
     def curve(self) -> Json:
         """Return the points of the last hour, each (time, requested thousandths of GPUs, used thousandths, number of
-        waiting SharePods), and the mean of the used thousandths as text."""
+        waiting workloads), and the mean of the used thousandths as text."""
         return {
             "points": [list(point) for point in self._points],
             "mean": fraction(round(fmean(point[2] for point in self._points))) if self._points else "-",
         }
 
 
-def content(
-    found: Sequence[Workload], fleet: Fleet | None, history: History, moment: datetime, namespace: str | None
-) -> Json:
+def content(seen: Seen, history: History, moment: datetime, namespace: str | None) -> Json:
     """Return the content for one read, which must have been added to `history` already."""
     at, titles = moment.timestamp(), [column.title for column in WORKLOAD_COLUMNS]
-    table = top_of(found, fleet, namespace)
+    found, fleet = seen.found, seen.fleet
+    table = top_of(seen, namespace)
     waiting = sorted((one for one in found if one.waiting_s is not None), key=lambda one: -(one.waiting_s or 0))
     return {
         "at": at,
@@ -90,7 +90,7 @@ def content(
         "columns": ["NAMESPACE", *titles[:-1], "LAST-HOUR", titles[-1]],
         "waiting": [
             {
-                "who": f"{one.namespace}/{one.name}",
+                "who": f"{one.namespace}/{'' if one.kind == 'SharePod' else f'{one.kind.lower()}/'}{one.name}",
                 "asks": fraction(one.share.request_milli),
                 "memory": size(one.share.memory),
                 "waits": duration(one.waiting_s),

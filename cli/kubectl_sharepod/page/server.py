@@ -50,10 +50,9 @@ class Reading:
 
     def read(self) -> None:
         """Read and replace the content. Raise `KubectlError`."""
-        found, fleet = workloads(self._scope)
-        moment = now()
-        self._history.add(moment.timestamp(), found, fleet)
-        self._found = content(found, fleet, self._history, moment, self._scope.namespace)
+        seen, moment = workloads(self._scope), now()
+        self._history.add(moment.timestamp(), seen.found, seen.fleet)
+        self._found = content(seen, self._history, moment, self._scope.namespace)
         self._found["notes"] += [self._note] if self._note else []
         self._show("")
 

@@ -107,6 +107,71 @@ def rollout(part: str, **status: Any) -> Json:
     return {"metadata": {"namespace": "sharepod-system", "name": f"sharepod-{part}"}, "spec": spec, "status": status}
 
 
+PODS, CLAIMS = "/api/v1", "/apis/resource.k8s.io/v1"
+TEAM_PODS, TEAM_CLAIMS = f"{PODS}/namespaces/team/pods", f"{CLAIMS}/namespaces/team/resourceclaims"
+
+
+def pending_pod(name: str, milli: int | None = None, claims: dict[str, str] | None = None, **metadata: Any) -> Json:
+    """Return a Pod without a node. `milli`: its line, if it has one. `claims`: by entry of its spec, the name of its
+    claim from a template."""
+    limits = {} if milli is None else {"sharepod.dev/gpu-milli": str(milli), "sharepod.dev/gpu-memory-mib": "4096"}
+    made = claims or {}
+    unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no GPU has room"}
+    return {
+        "metadata": {
+            "name": name,
+            "namespace": "team",
+            "uid": f"uid-{name}",
+            "labels": {} if milli is None else {"sharepod.dev/line": "true"},
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+        }
+        | metadata,
+        "spec": {
+            "containers": [{"name": "main", "resources": {"limits": limits}}],
+            "resourceClaims": [{"name": entry, "resourceClaimTemplateName": entry} for entry in made],
+        },
+        "status": {
+            "phase": "Pending",
+            "conditions": [unschedulable],
+            "resourceClaimStatuses": [{"name": entry, "resourceClaimName": claim} for entry, claim in made.items()],
+        },
+    }
+
+
+def claim(name: str, milli: int | None = None, request: str = "gpu", namespace: str = "team", **more: Any) -> Json:
+    """Return a claim without an allocation. `milli`: None: it has no size, as the claim of a line."""
+    capacity = {} if milli is None else {"capacity": {"requests": {"timeMilli": str(milli), "memory": "6Gi"}}}
+    asked = [{"name": request, "exactly": {"deviceClassName": "sharepod.dev", "count": 1} | capacity}]
+    metadata = {"name": name, "namespace": namespace, "uid": f"uid-{name}"}
+    return {"metadata": metadata, "spec": {"devices": {"requests": asked}}} | more
+
+
+def waiting_cluster(**changes: Any) -> Memory:
+    """Return the cluster with Pods and claims. Of these, the Pods `web` and `late` and the claim `job-gpu` wait."""
+    found = cluster(**changes)
+    pods = [
+        pending_pod("web", 400, {"sharepod": "web-sharepod"}),
+        pending_pod("late", 2000),
+        pending_pod("job", None, {"gpu": "job-gpu"}),
+        pending_pod("placed", 300, {"sharepod": "eval"}),
+        pending_pod("notebook", 200),
+        pending_pod("large", 900, {"gpu": "large-sharepod"}, labels={"sharepod.dev/tenant": "uid-large"}),
+        pending_pod("deleted", 300, {"gpu": "deleted-gpu"}, deletionTimestamp="2026-01-01T00:00:00Z"),
+        pending_pod("cpu"),
+    ]
+    claims = [
+        claim("web-sharepod", request="line"),
+        claim("job-gpu", 250),
+        claim("eval", request="line"),
+        claim("large-sharepod", request="sharepod"),
+        claim("deleted-gpu", 100),
+        claim("unused", 100),
+    ]
+    for path, items in ((TEAM_PODS, pods), (f"{PODS}/pods", pods), (TEAM_CLAIMS, claims)):
+        found.objects[path] = {"items": items}
+    return found
+
+
 def cluster(**changes: Any) -> Memory:
     """Return the cluster of this file's header. `changes`: other values of fields of `Memory`."""
     tenants = [

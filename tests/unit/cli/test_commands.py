@@ -21,7 +21,8 @@ from kubectl_sharepod.output import Format, Page, Screen, show
 from kubectl_sharepod.reading import Scope
 from kubectl_sharepod.resize import resize
 from kubectl_sharepod.views import fleet
-from kubectl_sharepod.why import Wanted, obstacle, smallest_change, target, why
+from kubectl_sharepod.wanted import Wanted
+from kubectl_sharepod.why import obstacle, smallest_change, target, why
 
 from .fleet import GI, MODEL, UUIDS, Memory, cluster, gpunode, row
 
@@ -46,7 +47,7 @@ def ran(kubectl: Kubectl, *words: str, monkeypatch: pytest.MonkeyPatch) -> tuple
 def test_top_shows_workloads_of_every_door_and_those_that_wait() -> None:
     page = commands.top(Scope(cluster(), TEAM))
     lines = printed(page).splitlines()
-    assert lines[0] == "3 GPUs on 2 nodes, 1.3 requested; 1 SharePod waits"
+    assert lines[0] == "3 GPUs on 2 nodes, 1.3 requested; 1 workload waits"
     shown = {line.split()[1]: line.split() for line in lines[2:]}
     assert shown["train"][:10] == ["SharePod", "train", "Running", "node-a", "0", "0.5", "1", "0.22", "0.93", "8Gi"]
     assert shown["notebook"][:6] == ["Pod", "notebook", "Running", "node-a", "0", "0.2"]

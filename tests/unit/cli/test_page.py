@@ -22,7 +22,7 @@ from kubectl_sharepod.page.server import Reading, policy, port_of, scope_of, ser
 from kubectl_sharepod.reading import Scope, workloads
 from kubectl_sharepod.views import Share, Workload
 
-from .fleet import Memory, cluster
+from .fleet import Memory, cluster, waiting_cluster
 
 NODES, PODS = "/apis/sharepod.dev/v1alpha1/gpunodes", "/apis/sharepod.dev/v1alpha1/sharepods"
 TIMEOUT_S = 10
@@ -70,6 +70,22 @@ def test_page_and_tables_show_the_same_figures() -> None:
     assert (waits["who"], waits["asks"], waits["why"]) == ("team/large", "0.9", "no GPU has 0.9 of its time free")
 
 
+def test_the_page_lists_waiting_workloads_of_every_door() -> None:
+    found = read(waiting_cluster())
+    assert {one["who"]: one["asks"] for one in found["waiting"]} == {
+        "team/large": "0.9",
+        "team/pod/web": "0.4",
+        "team/pod/late": "1",
+        "team/claim/job-gpu": "0.25",
+    }
+    assert found["curve"]["points"][-1][3] == 4
+    hidden = read(waiting_cluster(denied=(NODES, "/api/v1/namespaces/team/pods")), "team")
+    assert [note.partition(",")[0] for note in hidden["notes"]] == [
+        "You may not list GPUNodes",
+        "You may not list Pods",
+    ]
+
+
 def test_a_reader_of_one_namespace_gets_nothing_of_others() -> None:
     kubectl = cluster(denied=(NODES, PODS))
     scope, note = scope_of(kubectl, None, every=False)
@@ -106,7 +122,8 @@ def test_the_last_hour_is_that_of_the_counter_or_of_what_the_page_has_read() -> 
 
 
 def test_the_curve_has_all_tenants_each_gpu_counted() -> None:
-    found, fleet = workloads(Scope(cluster(), "team"))
+    seen = workloads(Scope(cluster(), "team"))
+    found, fleet = seen.found, seen.fleet
     history = History(5)
     history.add(0, found, fleet)
     assert history.curve() == {"points": [[0, 1300, 660, 1]], "mean": "0.66"}
