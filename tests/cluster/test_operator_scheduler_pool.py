@@ -226,7 +226,7 @@ def test_what_somebody_else_has_given_away_too_is_not_entered_and_told(world: Wo
         (
             {},
             {"capacity": {"requests": {"timeMilli": "1001", "memory": "1Gi"}}},
-            "thousandths of one GPU (400 is 0.4 of it); write 0 to",
+            "1001 is not a whole number of thousandths of one GPU",
         ),
         (
             {},
