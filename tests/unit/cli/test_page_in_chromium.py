@@ -6,7 +6,7 @@ Without Chromium these tests are skipped.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -71,6 +71,13 @@ def drawn(browser: Browser, kubectl: Memory) -> None:
     browser.js(f"drawAll({json.dumps(found)})")
 
 
+def of(gpunodes: list[Json], sharepods: Sequence[Json] = ()) -> Memory:
+    """Return a cluster with these GPUNodes and SharePods only."""
+    none: Json = {"items": []}
+    lists = {NODES: {"items": gpunodes}, PODS: {"items": list(sharepods)}}
+    return Memory(objects=lists | {"/api/v1/nodes": none, "/api/v1/pods": none})
+
+
 def hostile() -> Memory:
     """Return a cluster in which every text that a user or an agent can write is hostile."""
     rows = [row(name, (0,), 100, 4, namespace=other) for name, other in zip(HOSTILE, reversed(HOSTILE), strict=True)]
@@ -84,7 +91,7 @@ def hostile() -> Memory:
         pod["metadata"]["uid"] = f"waits-{number}"
         pod["status"]["conditions"][0]["message"] = text
         waiting.append(pod)
-    return Memory(objects={NODES: {"items": [node]}, PODS: {"items": waiting}})
+    return of([node], waiting)
 
 
 def large(nodes: int = 125) -> Memory:
@@ -103,7 +110,7 @@ def large(nodes: int = 125) -> Memory:
             for index, uuid in enumerate(uuids)
         ]
         items.append(node)
-    return Memory(objects={NODES: {"items": items}, PODS: {"items": []}})
+    return of(items)
 
 
 def test_hostile_names_are_shown_as_text_and_run_nothing(browser: Browser, shown: Any) -> None:
