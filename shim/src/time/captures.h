@@ -21,10 +21,10 @@ bool captures_note(struct streams *streams, struct gate *gate, const struct open
 void captures_forget(struct streams *streams, struct gate *gate, unsigned index);
 /* Record an event behind the unfinished work of the row, and give the event a row of its own, which shows the end of
  * that work without the stream. The stream may be full, and perhaps only this thread can end what it waits for. So the
- * event is recorded behind all work of the context, unless another stream waits for the program, or the context has
- * ORPHANS_MOST such rows. `leaves`: the stream is about to be destroyed. If a capture forbids that event, a row with a
- * wait is `blind`; if it leaves, a drain records the event after the capture. Before CUDA 12.5 such a row gets no
- * event.
+ * event is recorded behind all work of the context. It is recorded in the stream itself if the context has ORPHANS_MOST
+ * such rows, or if another stream waits for the program and this one cannot be full of launches. `leaves`: the stream
+ * is about to be destroyed. If a capture forbids that event, a row with a wait is `blind`; if it leaves, a drain
+ * records the event after the capture. Before CUDA 12.5 such a row gets no event.
  */
 void captures_fence(struct streams *streams, struct known_stream *row, bool leaves);
 
