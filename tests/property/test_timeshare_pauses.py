@@ -168,8 +168,8 @@ def test_beside_short_kernels_no_time_is_kept_idle(request: int, work: int, paus
 def test_long_pauses_idle_no_longer_than_the_work_that_follows(
     request: int, work: int, pause: int, kernel: int, kind: str
 ) -> None:
-    """If the pauses are regular, and no shorter than half a kernel of the neighbour (the mean delay), the GPU is not
-    kept idle once the pauses are known.
+    """Regular pauses of at least half a kernel of the neighbour, the mean time that a wake waits for that kernel, do
+    not idle the GPU once the agent knows their length.
     """
     neighbour = Program("neighbour", request=1000 - 50 * request, kernel_ns=kernel * MS)
     _, simulation, (_, other) = run_pair(neighbour, request=50 * request, work=work * MS, pause=pause * MS, kind=kind)

@@ -372,8 +372,8 @@ class HolderReconciler:
     # Lost GPUs
 
     async def _end_homeless(self, gpunode: GpuNodeFacts) -> None:
-        """Delete the Pods of tenants with a GPU that no Held holder has, because the device plugin may have given that
-        GPU to another Pod.
+        """Delete the Pods of tenants on a GPU that no holder Pod has, because the device plugin may have given that GPU
+        to another Pod.
         """
         if gpunode.spec.pool is not Pool.DEVICE_PLUGIN:
             return

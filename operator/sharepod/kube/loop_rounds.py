@@ -20,7 +20,7 @@ _BUDGET_S = 0.005
 
 
 class LoopRounds:
-    """Budget of each round of one event loop. `clock`: monotonic seconds."""
+    """Bound on the time that tasks take in each round of one event loop. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, budget_s: float = _BUDGET_S) -> None:
         self._clock = clock

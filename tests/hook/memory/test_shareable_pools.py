@@ -1,5 +1,5 @@
-"""Pools that other processes can import keep to the limit, although the driver cannot trim them while they exist (C11,
-shim/src/memory).
+"""Pools that other processes can import keep to the limit, although the driver returns none of their memory before they
+are destroyed (guarantee C11 of shim/src/memory).
 """
 
 from __future__ import annotations

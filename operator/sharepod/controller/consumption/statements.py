@@ -58,13 +58,13 @@ class _WrittenAccount:
 
 
 class Statements:
-    """Statements of all namespaces.
+    """Writer of the GPUStatements: for each namespace, the GPU time that it consumed and the cost.
 
     Args:
         client: The API server.
         gpunodes: Returns all GPUNodes.
         acting: Returns True while this process leads and its watches have caught up.
-        wall: Time of day in seconds since 1970. A count whose time lies in its future gets the present time.
+        wall: Time of day in seconds since 1970. A count with a later time gets this time.
         prices: Prices by which the cost in a statement is computed.
     """
 

@@ -118,7 +118,7 @@ class ClaimReconciler:
     # Known state
 
     def _take(self, uid: str, memo: TenantMemo) -> ClaimSnapshot:
-        """Return the facts of a claim now. Record in its memo since when states last, such as "refused by
+        """Return the present facts of a claim. Record in its memo when each lasting state began, such as "refused by
         kube-scheduler".
         """
         seen, now, mine = self._state.seen_claims, self._clock(), memo.claim

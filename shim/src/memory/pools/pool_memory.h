@@ -88,7 +88,7 @@ struct pool_call {
 /* How likely the pool can serve a call from memory that it already has, so that the call may be made without a charge.
  */
 enum pool_reuse {
-    REUSE_UNKNOWN, /* not known: the driver's byte counts must show that as many bytes are unused */
+    REUSE_UNKNOWN, /* not known: only if the driver counts as many unused bytes as the call requests */
     REUSE_LIKELY,  /* this graph was launched before: it is enough that the pool has as many bytes, used or unused */
     REUSE_SURE     /* this graph was launched before, and the pool was not trimmed since: no check */
 };

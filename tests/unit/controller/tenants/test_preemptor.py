@@ -36,7 +36,8 @@ _WAITS = PlacementRequest(
 
 @dataclass
 class World:
-    """A preemptor over a cluster state. It also plays the API server, the Events and the loop's preemptions."""
+    """A preemptor over a cluster state. The object is also the double of the API server, of the writer of Events and of
+    the loop that requests preemptions."""
 
     protected: set[str] = field(default_factory=set)
     missing: set[str] = field(default_factory=set)

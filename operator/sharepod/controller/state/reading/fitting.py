@@ -47,7 +47,7 @@ def texts(value: Any) -> dict[str, str]:
 
 
 def cpu_and_memory(value: Any) -> dict[str, Any]:
-    """Fit amounts of resources: keep CPU and memory, each if it is readable."""
+    """Return the CPU and memory of a map of resource amounts, each only if it is readable."""
     found: dict[str, Any] = {}
     for name, parse in (("cpu", parse_cpu), ("memory", parse_quantity)):
         try:
