@@ -20,7 +20,7 @@ from kubectl_sharepod.views import WHOLE_MILLI, FreeShares, Gpu, Workload, mappi
 
 def top(scope: Scope) -> Page:
     """Return the workloads: requested share, used share, progress, memory, and waiting time."""
-    return top_of(workloads(scope), scope.namespace)
+    return top_of(workloads(scope, cordons=False), scope.namespace)
 
 
 def top_of(seen: Seen, namespace: str | None) -> Page:

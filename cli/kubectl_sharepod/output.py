@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Self, TextIO
 
 import yaml
@@ -112,15 +113,20 @@ def drawn(page: Page, to: Screen, *, wide: bool = False) -> list[str]:
     if page.rows:
         kept = [number for number, column in enumerate(page.columns) if wide or not column.wide]
         titles = [column.title for column in page.columns]
-        widths = {number: max(len(row[number]) for row in (titles, *page.rows)) for number in kept}
+        sizes = [max(map(len, cells)) for cells in zip(titles, *page.rows, strict=True)]
+        widths = {number: sizes[number] for number in kept}
         if to.columns is not None:
             kept = _shown(widths, page.columns, to.columns)
         columns = [page.columns[number] for number in kept]
         table = [[row[number] for number in kept] for row in (titles, *page.rows)]
-        least = [widths[number] for number in kept]
-        cut = least if to.columns is None else _cut(least, columns, to.columns)
+        cut = [widths[number] for number in kept]
+        if to.columns is not None:
+            cut = _cut(cut, columns, to.columns)
+            table = [[_clipped(cell, width) for cell, width in zip(row, cut, strict=True)] for row in table]
+        sides = (f"{{:{'>' if column.right else '<'}{width}}}" for column, width in zip(columns, cut, strict=True))
+        pattern = _GAP.join(sides)
         for row, colour in itertools.zip_longest(table, ("", *page.colours), fillvalue=""):
-            line = _clipped(_line(row, columns, cut), to.columns)
+            line = _clipped(pattern.format(*row).rstrip(), to.columns)
             lines.append(f"{colour}{line}{_RESET}" if colour and to.colours else line)
     elif page.empty:
         lines.append(page.empty)
@@ -167,14 +173,6 @@ def _cut(widths: Sequence[int], columns: Sequence[Column], width: int) -> list[i
     return found
 
 
-def _line(row: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
-    cells = []
-    for cell, column, width in zip(row, columns, widths, strict=True):
-        shown = cell if len(cell) <= width else f"{cell[: width - 1]}…"
-        cells.append(shown.rjust(width) if column.right else shown.ljust(width))
-    return _GAP.join(cells).rstrip()
-
-
 RED, YELLOW, GREEN = "\x1b[31m", "\x1b[33m", "\x1b[32m"
 _CLEAR = "\x1b[H\x1b[J"
 """Control sequence that moves the terminal's cursor to the top and clears the screen."""
@@ -188,11 +186,13 @@ _LEAST = 4
 """Smallest width of a column that is cut off."""
 
 
+@lru_cache
 def fraction(milli: int | None) -> str:
     """Return thousandths as a fraction, as in manifests: 400 is `0.4`; None is `-`."""
     return "-" if milli is None else f"{milli / 1000:.3f}".rstrip("0").rstrip(".")
 
 
+@lru_cache
 def size(count: int | None) -> str:
     """Return bytes as text in GiB or MiB, rounded down; None is `-`."""
     if count is None:

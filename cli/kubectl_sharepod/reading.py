@@ -98,10 +98,13 @@ def published_free(kubectl: Kubectl) -> list[FreeShares]:
     return [free_shares(item) for item in rows(items)]
 
 
-def gpus_if_allowed(kubectl: Kubectl) -> Fleet | None:
-    """Return the GPUs of the cluster; None if the user may not list them. Raise `KubectlError`."""
+def gpus_if_allowed(kubectl: Kubectl, *, cordons: bool = True) -> Fleet | None:
+    """Return the GPUs of the cluster; None if the user may not list them. Raise `KubectlError`.
+
+    `cordons`: whether to read which nodes are cordoned.
+    """
     try:
-        return gpus(kubectl)
+        return gpus(kubectl) if cordons else fleet(gpunodes(kubectl))
     except ForbiddenError:
         return None
 
@@ -116,13 +119,16 @@ def sharepods(scope: Scope) -> list[Workload]:
     return [sharepod(item, moment) for item in found]
 
 
-def workloads(scope: Scope) -> Seen:
+def workloads(scope: Scope, *, cordons: bool = True) -> Seen:
     """Return all workloads in scope, and the GPUs if the user may list them. Raise `KubectlError`.
+
+    `cordons`: whether to read which nodes are cordoned.
 
     Usage is taken from the GPUNodes, where it is newer than in the SharePods. Waiting workloads are in no GPUNode.
     """
     (pods, known), (pending, claims, unseen) = both(
-        lambda: both(lambda: sharepods(scope), lambda: gpus_if_allowed(scope.kubectl)), lambda: _pending(scope)
+        lambda: both(lambda: sharepods(scope), lambda: gpus_if_allowed(scope.kubectl, cordons=cordons)),
+        lambda: _pending(scope),
     )
     tenants = {} if known is None else dict(known.by_uid)
     found: list[Workload] = []

@@ -132,7 +132,7 @@ def test_claims_are_listed_only_where_a_pending_pod_names_one() -> None:
     kubectl = Recorded(objects=base.objects)
     commands.top(Scope(kubectl, None))
     assert sorted(path.partition("?")[0] for path in kubectl.paths) == sorted(
-        ["/apis/sharepod.dev/v1alpha1/sharepods", GPUNODES, f"{PODS}/nodes", f"{PODS}/pods", TEAM_CLAIMS]
+        ["/apis/sharepod.dev/v1alpha1/sharepods", GPUNODES, f"{PODS}/pods", TEAM_CLAIMS]
     )
     pods = base.objects[f"{PODS}/pods"]["items"]
     pods += [pending_pod(f"job-{n}", None, {"gpu": f"own-{n}"}, namespace=f"team-{n}") for n in range(8)]
