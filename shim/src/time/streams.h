@@ -131,8 +131,8 @@ struct known_stream {
     uint32_t round;           /* number of the last call of drain_before_ungated_context that has seen the row */
     bool blind; /* the stream may capture, and no event is behind its earlier work: its end is seen only after the
                    capture */
-    uint64_t
-        idle_after; /* number of launches, of all its queues, after which a sample or a drain found the stream idle */
+    /* number of launches, of all its queues, after which a sample or a drain found the stream idle */
+    uint64_t idle_after;
     struct known_stream *busy_next, **busy_from;
     struct known_stream *next, **from; /* rows of the same context */
 };
@@ -224,8 +224,8 @@ struct streams {
     struct known_stream *busy, *orphans;
     _Atomic bool holds; /* the program has put a wait into a stream whose end the hook does not see: for a value, a
                            semaphore, or a function without an entry */
-    _Atomic uint32_t
-        functions; /* number of the program's functions in streams that have an entry and have not returned */
+    /* number of the program's functions in streams that have an entry and have not returned */
+    _Atomic uint32_t functions;
     _Atomic uint32_t holding; /* number of calls under way between waits_hold and waits_held */
     uint64_t noted;           /* number of waits of the program so far */
     struct rows captures;     /* array of struct open_capture, without gaps; gate.captures is its length */

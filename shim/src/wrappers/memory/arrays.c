@@ -57,9 +57,8 @@ static uint64_t bits_of(CUarray_format format, uint64_t channels) {
 }
 
 #define MOST (UINT64_MAX >> 16) /* largest product of dimensions; larger ones are cut to it */
-#define BEYOND_ANY \
-    (MOST / 8 /    \
-     2) /* bytes; sizes are computed in bits and at most MOST, so a greater size may be cut; no GPU has this */
+/* Bytes, more than any GPU has. Sizes are computed in bits and at most MOST, so a greater size may be cut. */
+#define BEYOND_ANY (MOST / 8 / 2)
 
 /* Return the product, at most MOST. */
 static uint64_t times(uint64_t a, uint64_t b) {
