@@ -9,7 +9,6 @@ from argparse import ArgumentTypeError
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from importlib.resources import files
 from typing import Any
 
 from kubectl_sharepod.kubectl import ForbiddenError, Json, KubectlError, NotFoundError, UsageError, path
@@ -269,6 +268,8 @@ def explain(reason: str | None) -> Page:
 
 def reasons() -> dict[str, str]:
     """Return the meaning of each reason. The texts come from docs/reference.md."""
+    from importlib.resources import files  # here, because most commands need no reasons
+
     found: dict[str, str] = json.loads(files(__package__).joinpath("reasons.json").read_text(encoding="utf-8"))
     return found
 

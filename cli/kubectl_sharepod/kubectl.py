@@ -8,7 +8,6 @@ Guarantees:
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import re
@@ -18,8 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from http import HTTPStatus
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote
+
+from kubectl_sharepod.proxy import Proxy, ProxyError
 
 Json = dict[str, Any]
 _Read = TypeVar("_Read")
@@ -59,6 +62,7 @@ class Kubectl:
 
     def namespace(self) -> str:
         """Return the namespace of the kubeconfig's context. Raise `KubectlError`."""
+        self._start()  # which takes as long as kubectl's answer
         try:
             found = self._output(["config", "view", "--minify", "--output", "jsonpath={..namespace}"])
         except KubectlError as error:
@@ -68,15 +72,25 @@ class Kubectl:
         return found.strip() or "default"
 
     def get(self, path: str) -> Json:
-        """Return the object or list at a path of the API server, by `kubectl get --raw`. Raise `KubectlError`."""
-        text = self._output(["get", f"--request-timeout={TIMEOUT_S * 3 // 4}s", "--raw", path])
+        """Return the object or list at a path of the API server. Raise `KubectlError`."""
+        self._start()
         try:
-            found = _parsed(text)
+            status, body = self._proxy.get(path, TIMEOUT_S)
+        except ProxyError as error:
+            raise _error_of(str(error)) from None
+        try:
+            found = json.loads(body)
         except ValueError:
-            raise KubectlError(f"the API server's answer to {path} is no JSON") from None
+            found = None
+        if status != HTTPStatus.OK:
+            raise _refusal(status, found if isinstance(found, dict) else {"message": body.decode(errors="replace")})
         if not isinstance(found, dict):
-            raise KubectlError(f"the API server's answer to {path} is no object")
+            raise KubectlError(f"the API server's answer to {path} is no JSON object")
         return found
+
+    def close(self) -> None:
+        """End the proxy that reads."""
+        self._proxy.close()
 
     def items(self, path: str) -> list[Json]:
         """Return the objects of a list. The API server may answer from its cache. Raise `KubectlError`."""
@@ -143,6 +157,16 @@ class Kubectl:
         except OSError as error:
             raise self._missing(error) from None
 
+    @cached_property
+    def _proxy(self) -> Proxy:
+        return Proxy((self.program, *self.flags))
+
+    def _start(self) -> None:
+        try:
+            self._proxy.start()
+        except OSError as error:
+            raise self._missing(error) from None
+
     def _output(self, arguments: Sequence[str], given: str = "") -> str:
         try:
             done = subprocess.run(
@@ -168,20 +192,6 @@ class Kubectl:
         return KubectlError(f"cannot run {self.program}: {error.strerror}; install kubectl, or add it to PATH")
 
 
-def _parsed(text: str) -> Any:
-    """Return the value of a JSON text. Raise `ValueError`.
-
-    Objects of JSON have no cycles, and collections of garbage between them would take most of a long text's time.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        return json.loads(text)
-    finally:
-        if collects:
-            gc.enable()
-
-
 UNKNOWN_KIND = "could not find the requested resource"
 """Part of kubectl's message for a kind that the API server does not serve."""
 _ERRORS: dict[str, type[KubectlError]] = {
@@ -198,6 +208,18 @@ _FORWARDED = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+) ")
 def _error_of(message: str) -> KubectlError:
     kind = next((error for word, error in _ERRORS.items() if word in message), KubectlError)
     return kind(printable(message.removeprefix("error: ")))
+
+
+def _refusal(code: int, status: Json) -> KubectlError:
+    """Return the error for an answer of the API server or, from 500 on, of the proxy, in kubectl's words."""
+    message, reason = str(status.get("message", "")).strip(), status.get("reason")
+    if code == HTTPStatus.UNAUTHORIZED:
+        return KubectlError("You must be logged in to the server (Unauthorized)")
+    if code == HTTPStatus.NOT_FOUND and not reason:  # the API server knows no such group
+        reason, message = "NotFound", f"the server {UNKNOWN_KIND}"
+    if not reason:
+        return KubectlError(f"Unable to connect to the server: {printable(message)}")
+    return _error_of(f"Error from server ({reason}): {message}")
 
 
 def printable(text: str) -> str:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import json
 import re
-import urllib.error
-import urllib.request
 from argparse import ArgumentTypeError
 from collections import defaultdict
 from pathlib import Path
@@ -77,6 +75,9 @@ def _port(agent: Json) -> int:
 
 
 def _read(url: str, token: str) -> Json:
+    import urllib.error  # here, because the other commands need no HTTP client
+    import urllib.request
+
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})  # noqa: S310  http, loopback
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310

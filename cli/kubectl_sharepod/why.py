@@ -191,8 +191,9 @@ def smallest_change(gpus: Iterable[Gpu], wanted: Wanted) -> str:
     """Return the change that makes the share fit, and keeps the largest part of it. Empty if none helps, or none is
     needed."""
     by_node: dict[str, list[Gpu]] = {}
+    smallest = replace(wanted, request_milli=0, memory=0)
     for gpu in gpus:
-        if not wanted.exclusive and not obstacle(gpu, replace(wanted, request_milli=0, memory=0)):
+        if not wanted.exclusive and not obstacle(gpu, smallest):
             by_node.setdefault(gpu.node, []).append(gpu)
     changes = [change for node in by_node.values() for change in _changes(node, wanted)]
     if not changes or any(kept == 1.0 for kept, _text in changes):

@@ -17,7 +17,6 @@ import re
 import secrets
 import sys
 import threading
-from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -71,13 +70,6 @@ class Reading:
 
     def _show(self, problem: str) -> None:
         self.body = json.dumps({"every": EVERY_S, "problem": problem, **self._found}).encode()
-
-
-def port_of(given: str) -> int:
-    """Return a port number from its text; 0 stands for any free port. Raise `ArgumentTypeError`."""
-    if not given.isdecimal() or not int(given[:6]) < 1 << 16:
-        raise ArgumentTypeError(f"{given!r} is no port; write a number from 0 to 65535")
-    return int(given[:6])
 
 
 def scope_of(kubectl: Kubectl, namespace: str | None, *, every: bool) -> tuple[Scope, str]:

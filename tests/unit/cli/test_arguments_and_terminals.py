@@ -10,11 +10,10 @@ import sys
 import tomllib
 from pathlib import Path
 
-import kubectl_sharepod.kubectl as calls
 import pytest
 from chart import plugin
 from kubectl_sharepod import commands
-from kubectl_sharepod.kubectl import Json, Kubectl, KubectlError, path
+from kubectl_sharepod.kubectl import Json, Kubectl, path
 from kubectl_sharepod.output import Format, Page, Screen, drawn, fitting, show
 from kubectl_sharepod.preflight import Verdict
 from kubectl_sharepod.reading import Scope
@@ -134,15 +133,6 @@ def test_a_name_that_leads_to_another_path_is_no_name(
 ) -> None:
     assert ran(cluster(), *words, monkeypatch=monkeypatch)[0] == 2
     assert "is no name of an object" in capsys.readouterr().err
-
-
-def test_a_login_that_waits_for_the_user_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = tmp_path / "kubectl"
-    script.write_text("#!/bin/sh\nprintf 'open \\033[1mhttps://login\\033[0m' >&2\nexec sleep 60\n")
-    script.chmod(0o755)
-    monkeypatch.setattr(calls, "TIMEOUT_S", 0.5)
-    with pytest.raises(KubectlError, match=r"within 0.5 s; its last output: open  \[1mhttps://login \[0m$"):
-        Kubectl(program=str(script)).get("/version")
 
 
 @pytest.mark.parametrize(

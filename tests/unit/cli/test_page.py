@@ -18,7 +18,8 @@ import pytest
 from kubectl_sharepod import commands
 from kubectl_sharepod.kubectl import Json, KubectlError
 from kubectl_sharepod.page.content import History
-from kubectl_sharepod.page.server import Reading, policy, port_of, scope_of, serve, served
+from kubectl_sharepod.page.server import Reading, policy, scope_of, serve, served
+from kubectl_sharepod.program import port_of
 from kubectl_sharepod.reading import Scope, workloads
 from kubectl_sharepod.views import Share, Workload
 
