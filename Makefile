@@ -114,7 +114,7 @@ locks: .venv/release ## versions and hashes of all that the images need, from py
 audit: .venv/release ## known vulnerabilities of what the locks name, where pip-audit's data can be had
 	@$(BIN)/python -m images.audit
 
-cluster: .venv/installed ## builds the test cluster's programs into the cache (once, six to nine minutes); KUBEBUILDER_ASSETS=FOLDER for prebuilt ones
+cluster: .venv/installed ## builds the test cluster's programs into the cache (once, six to twelve minutes); KUBEBUILDER_ASSETS=FOLDER for prebuilt ones
 	@$(BIN)/python -m harness build
 
 programs: .venv/installed ## builds all programs of the tests into the cache: also Helm and, for root, the real node's (once, ten to fourteen minutes)
@@ -206,11 +206,11 @@ test-arm: shim doubles ## the hook for arm64: built by a cross compiler, its tes
 		{ echo "no $${tool%%:*} here: the hook for arm64 is not tested (Debian: apt install $${tool##*:} libc6-dev-arm64-cross)"; exit 0; }; done; \
 	$(BIN)/python -m pytest -rs tests/hook/process/test_portable.py -k arm64
 
-test-oldest: shim doubles ## the tests on a real API server, with Kubernetes 1.30; its programs are built once, six to nine minutes
+test-oldest: shim doubles ## the tests on a real API server, with Kubernetes 1.30; its programs are built once, six to twelve minutes
 	@assets=$$($(BIN)/python -m harness build --oldest) && KUBEBUILDER_ASSETS="$$assets" \
 		$(BIN)/python -m pytest --numprocesses 3 $(PYTEST_ARGS) tests/cluster
 
-test-canary: shim doubles ## what claims rest on, tried with Kubernetes MINORS ("1.34 1.35 1.36"); each is built once, six to nine minutes
+test-canary: shim doubles ## what claims rest on, tried with Kubernetes MINORS ("1.34 1.35 1.36"); each is built once, six to twelve minutes
 	@status=0; for minor in $(or $(MINORS),1.34 1.35 1.36); do assets=$$($(BIN)/python -m harness build --minor $$minor) || { status=1; continue; }; \
 		echo "canary: Kubernetes $$minor"; FEATURE_GATES=DRAConsumableCapacity=true KUBEBUILDER_ASSETS="$$assets" \
 		$(BIN)/python -m pytest $(or $(PYTEST_ARGS),$(CANARY)) || status=1; done; exit $$status

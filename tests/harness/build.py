@@ -2,8 +2,8 @@
 
 No package contains kube-apiserver, so `gobuild/` is compiled on first use. It makes one program for etcd,
 kube-apiserver, kube-scheduler, kube-controller-manager, kubelet and kubectl; the name by which it is called selects the
-part. The build takes six to nine minutes on two cores, 2.5 GB of memory and 8 GB of disk; 142 MB are kept. Programs of
-a folder that KUBEBUILDER_ASSETS names are used instead (`harness.assets`); if it has all of them, nothing is built.
+part. The build takes six to twelve minutes on two cores, 2.5 GB of memory and 8 GB of disk; 142 MB are kept. Programs
+of a folder that KUBEBUILDER_ASSETS names are used instead (`harness.assets`); if it has all of them, nothing is built.
 
 `releases.OLDEST` is built from the same sources with its own list of modules, for `make test-oldest`.
 `gobuild/containerd` makes the real node's containerd (three to four minutes, 90 MB kept), because Debian 12's is too

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Protocol
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet")
-USUAL_DURATION = "six to nine minutes on two cores"
-"""Duration of the build: 5 min 26 s on two idle cores, 9 min 2 s on two busy ones."""
+USUAL_DURATION = "six to twelve minutes on two cores"
+"""Duration of the build: 5 min 26 s on two fast idle cores, 12 min 28 s on two slow busy ones."""
 
 CONTAINERD_PROGRAMS = ("containerd", "containerd-shim-runc-v2", "ctr")
 DEVICE_PLUGIN_PROGRAM = "nvidia-device-plugin"
