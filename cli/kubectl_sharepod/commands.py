@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
-from argparse import ArgumentTypeError
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -151,16 +149,6 @@ def who(scope: Scope, place: str) -> Page:
         before=[f"{gpu.place} {gpu.model} {gpu.uuid}", *([gpu.why] if gpu.why else [])],
         empty="The GPU has no tenants",
     )
-
-
-_MONTH = re.compile(r"[0-9]{4}-(0[1-9]|1[0-2])")
-
-
-def month_of(given: str) -> str:
-    """Return a month such as `2026-11` unchanged. Raise `ArgumentTypeError` for any other text."""
-    if not _MONTH.fullmatch(given):
-        raise ArgumentTypeError(f"{given!r} is no month; write one such as 2026-11")
-    return given
 
 
 def bill(scope: Scope, month: str | None) -> Page:

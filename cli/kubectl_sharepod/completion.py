@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 
 from kubectl_sharepod.commands import reasons
 from kubectl_sharepod.kubectl import Kubectl, KubectlError, UsageError
@@ -56,7 +57,8 @@ def main() -> None:
     """Print the completions for this process's arguments."""
     words = sys.argv[1:]
     try:
-        found = completions(words, Kubectl(connection_of(asked(words[:-1]))))
+        with closing(Kubectl(connection_of(asked(words[:-1])))) as kubectl:
+            found = completions(words, kubectl)
     except KubectlError:
         found = []
     print("\n".join([*found, _NO_FILES]))

@@ -62,7 +62,6 @@ class Kubectl:
 
     def namespace(self) -> str:
         """Return the namespace of the kubeconfig's context. Raise `KubectlError`."""
-        self._start()  # which takes as long as kubectl's answer
         try:
             found = self._output(["config", "view", "--minify", "--output", "jsonpath={..namespace}"])
         except KubectlError as error:
@@ -71,9 +70,16 @@ class Kubectl:
             raise KubectlError("the kubeconfig has no current context; set KUBECONFIG, or add --context") from None
         return found.strip() or "default"
 
+    def start(self) -> None:
+        """Start the proxy that reads, unless it has started. Raise `KubectlError` without kubectl."""
+        try:
+            self._proxy.start()
+        except OSError as error:
+            raise self._missing(error) from None
+
     def get(self, path: str) -> Json:
         """Return the object or list at a path of the API server. Raise `KubectlError`."""
-        self._start()
+        self.start()
         try:
             status, body = self._proxy.get(path, TIMEOUT_S)
         except ProxyError as error:
@@ -160,12 +166,6 @@ class Kubectl:
     @cached_property
     def _proxy(self) -> Proxy:
         return Proxy((self.program, *self.flags))
-
-    def _start(self) -> None:
-        try:
-            self._proxy.start()
-        except OSError as error:
-            raise self._missing(error) from None
 
     def _output(self, arguments: Sequence[str], given: str = "") -> str:
         try:

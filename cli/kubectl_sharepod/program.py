@@ -11,28 +11,22 @@ import contextlib
 import gc
 import io
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kubectl_sharepod import commands
-from kubectl_sharepod.cordon import cordon, drain
-from kubectl_sharepod.doctor import doctor
 from kubectl_sharepod.kubectl import ForbiddenError, Kubectl, KubectlError, UsageError
 from kubectl_sharepod.output import EXIT_ERROR, EXIT_FORBIDDEN, EXIT_USAGE, Format, Page, Screen, drawn, fitting, show
-from kubectl_sharepod.preflight import preflight
-from kubectl_sharepod.reading import Scope
-from kubectl_sharepod.resize import pod_of, resize
-from kubectl_sharepod.support import support
-from kubectl_sharepod.trace import seconds, trace
-from kubectl_sharepod.why import target, why
 
 _REFRESH_S = 2.0
+_MONTH = re.compile(r"[0-9]{4}-(0[1-9]|1[0-2])")
+_SECONDS = re.compile(r"[0-9]{1,6}([.][0-9]{1,3})?s?")
 _OBJECTS = 1_000_000
 """Number of new objects after which garbage is collected. The default, 700, takes a fifth of the time of a large
 cluster's views, which have no cycles."""
-_OF_KUBECTL = ("logs", "exec", "port-forward")
+OF_KUBECTL = ("logs", "exec", "port-forward")
 """Commands that kubectl itself executes, after the name was replaced by the Pod's."""
 _CONNECTION = (
     *("context", "kubeconfig", "cluster", "user", "as", "as-uid", "server", "token", "tls-server-name"),
@@ -103,7 +97,7 @@ def arguments() -> argparse.ArgumentParser:
     command = add("why", "why a workload has no GPU, and the smallest change", "why pod/train", shared, formats)
     command.add_argument("name", help="NAME of a SharePod, pod/NAME or claim/NAME")
     command = add("bill", "GPU hours of namespaces in a month", "bill -A --month 2026-11", listed, formats)
-    command.add_argument("--month", type=commands.month_of, help="such as 2026-11 (default: the last with any)")
+    command.add_argument("--month", type=month_of, help="such as 2026-11 (default: the last with any)")
     add("budget", "budgets: used, left, and when they are spent", "budget -A", listed, formats)
     command = add("resize", "another share while it runs", "resize train --request 0.6", shared)
     command.add_argument("name", help="NAME of a SharePod, pod/NAME or claim/NAME")
@@ -120,6 +114,20 @@ def arguments() -> argparse.ArgumentParser:
     command = add("support", "a bundle for a report, without users' secrets", "support --file bundle.tar.gz", shared)
     command.add_argument("--file", type=Path, help="default: sharepod-support-TIME.tar.gz")
     return parser
+
+
+def month_of(given: str) -> str:
+    """Return a month such as `2026-11` unchanged. Raise `ArgumentTypeError` for any other text."""
+    if not _MONTH.fullmatch(given):
+        raise argparse.ArgumentTypeError(f"{given!r} is no month; write one such as 2026-11")
+    return given
+
+
+def seconds(given: str) -> float:
+    """Return the number of seconds in `10s` or `10`. Raise `ArgumentTypeError` for any other text."""
+    if _SECONDS.fullmatch(given) is None or not float(given.removesuffix("s")):
+        raise argparse.ArgumentTypeError(f"{given!r} is no number of seconds above 0; write one such as 10s")
+    return float(given.removesuffix("s"))
 
 
 def port_of(given: str) -> int:
@@ -151,7 +159,7 @@ def run(given: Sequence[str], *, program: str = "kubectl", to: Screen | None = N
     """Run one command; return its exit status."""
     parser, given = arguments(), _name_first(given)
     asked = parser.parse_args(given)
-    if asked.command in _OF_KUBECTL:
+    if asked.command in OF_KUBECTL:
         asked.rest = _own_flags(asked, _rest(given, asked.rest))
     if getattr(asked, "namespace", "") is None:
         asked.namespace = asked.namespace_before
@@ -175,11 +183,12 @@ def _executed(kubectl: Kubectl, asked: argparse.Namespace, to: Screen | None) ->
     kubeconfig = getattr(asked, "kubeconfig", None)
     if kubeconfig and not Path(kubeconfig).exists():
         raise UsageError(f"the kubeconfig {kubeconfig} does not exist")
-    if asked.command in _OF_KUBECTL:
-        namespace = _namespace(kubectl, asked)
-        pod, container = pod_of(kubectl, namespace, *target(asked.name))
-        chosen = [f"--container={container}"] if container and _takes_a_container(asked) else []
-        kubectl.become([asked.command, "--namespace", namespace, pod, *chosen, *asked.rest])
+    if asked.command != "explain":
+        kubectl.start()
+    from kubectl_sharepod.dispatch import command, pass_on  # here, while kubectl starts: this takes as long
+
+    if asked.command in OF_KUBECTL:
+        pass_on(kubectl, asked)
     if asked.command == "page":
         from kubectl_sharepod.page.server import scope_of, serve  # here, because the others need no HTTP server
 
@@ -190,7 +199,7 @@ def _executed(kubectl: Kubectl, asked: argparse.Namespace, to: Screen | None) ->
     watches = getattr(asked, "watch", False)
     if watches and how not in (Format.TABLE, Format.WIDE):
         raise UsageError(f"--watch shows tables; leave out --watch or -o {how}")
-    read = _command(kubectl, asked)
+    read = command(kubectl, asked)
     page = read()
     if watches:
         _watch(read, page, to, wide=how is Format.WIDE)
@@ -228,42 +237,11 @@ def _status_of(given: Sequence[str]) -> int | str | None:
         return end.code
 
 
-def _command(kubectl: Kubectl, asked: argparse.Namespace) -> Callable[[], Page]:
-    """Return the function that reads the requested command's page."""
-    every = getattr(asked, "all_namespaces", False)
-    needs = hasattr(asked, "namespace") and not every
-    scope = Scope(kubectl, _namespace(kubectl, asked) if needs else None)
-    if asked.command in ("why", "resize"):
-        kind, name = target(asked.name)
-        assert scope.namespace is not None, "both take a namespace"
-        if asked.command == "why":
-            return lambda: why(kubectl, scope.namespace or "", kind, name)
-        change = {field: getattr(asked, field) for field in ("request", "limit", "memory")}
-        return lambda: resize(kubectl, scope.namespace or "", kind, name, **change)
-    pages: dict[str, Callable[[], Page]] = {
-        "top": lambda: commands.top(scope),
-        "free": lambda: commands.free(scope),
-        "gpus": lambda: commands.all_gpus(scope),
-        "who": lambda: commands.who(scope, asked.gpu),
-        "cordon": lambda: cordon(kubectl, asked.gpu),
-        "uncordon": lambda: cordon(kubectl, asked.gpu, undo=True),
-        "drain": lambda: drain(kubectl, asked.gpu),
-        "trace": lambda: trace(kubectl, asked.gpu, asked.length, asked.file),
-        "bill": lambda: commands.bill(scope, asked.month),
-        "budget": lambda: commands.budget(scope),
-        "explain": lambda: commands.explain(asked.reason),
-        "doctor": lambda: doctor(kubectl),
-        "preflight": lambda: preflight(kubectl),
-        "support": lambda: support(kubectl, scope.namespace or "", asked.file),
-    }
-    return pages[asked.command]
-
-
 def _name_first(given: Sequence[str]) -> Sequence[str]:
     """Move the flags between `logs`, `exec` or `port-forward` and the name to after the name, where argparse leaves
     them for kubectl: `logs -f train` becomes `logs train -f`."""
     at = _after_flags(given, 0)
-    if at >= len(given) or given[at] not in _OF_KUBECTL:
+    if at >= len(given) or given[at] not in OF_KUBECTL:
         return given
     name = _after_flags(given, at + 1)
     flags = given[at + 1 : name]
@@ -295,17 +273,6 @@ def _own_flags(asked: argparse.Namespace, rest: Sequence[str]) -> list[str]:
     add_connection(parser)
     _, left = parser.parse_known_args(rest[:end], asked)
     return [*left, *rest[end:]]
-
-
-def _takes_a_container(asked: argparse.Namespace) -> bool:
-    """Return whether a default container may stand before the other arguments. A later `-c` replaces it."""
-    end = asked.rest.index("--") if "--" in asked.rest else len(asked.rest)
-    every = any(word.startswith("--all-containers") for word in asked.rest[:end])
-    return asked.command != "port-forward" and not every
-
-
-def _namespace(kubectl: Kubectl, asked: argparse.Namespace) -> str:
-    return asked.namespace or kubectl.namespace()
 
 
 def _watch(read: Callable[[], Page], first: Page, to: Screen | None, *, wide: bool) -> None:

@@ -9,8 +9,6 @@ Guarantees:
 from __future__ import annotations
 
 import json
-import re
-from argparse import ArgumentTypeError
 from collections import defaultdict
 from pathlib import Path
 from urllib.parse import quote, urlencode
@@ -25,14 +23,6 @@ ACCOUNT = "sharepod-trace"
 """ServiceAccount in the manifests whose token is sent to the agent."""
 _TIMEOUT_S = 20
 _GPU_TRACK = 0
-_SECONDS = re.compile(r"[0-9]{1,6}([.][0-9]{1,3})?s?")
-
-
-def seconds(given: str) -> float:
-    """Return the number of seconds in `10s` or `10`. Raise `ArgumentTypeError` for any other text."""
-    if _SECONDS.fullmatch(given) is None or not float(given.removesuffix("s")):
-        raise ArgumentTypeError(f"{given!r} is no number of seconds above 0; write one such as 10s")
-    return float(given.removesuffix("s"))
 
 
 def trace(kubectl: Kubectl, place: str, length_s: float, target: Path | None = None) -> Page:

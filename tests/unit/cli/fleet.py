@@ -25,6 +25,9 @@ class Memory(Kubectl):
     def namespace(self) -> str:
         return "team"
 
+    def start(self) -> None:
+        """Do nothing: no program is needed."""
+
     def get(self, path: str) -> Json:
         plain = path.partition("?")[0]
         if any(plain.startswith(beginning) for beginning in self.denied):

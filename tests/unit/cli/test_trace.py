@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 from kubectl_sharepod.kubectl import Json, Kubectl, KubectlError
-from kubectl_sharepod.trace import seconds, trace
+from kubectl_sharepod.program import seconds
+from kubectl_sharepod.trace import trace
 
 from .fleet import UUIDS, Memory, cluster
 from .test_commands import printed
