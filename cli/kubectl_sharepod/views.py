@@ -3,7 +3,7 @@
 If a field is missing in an object, or has another form than expected, it is empty in the view. So an unusual object
 affects only its own line of the output.
 
-Classes of which there are thousands are not frozen: a frozen dataclass takes three times as long to make.
+Classes with thousands of objects are not frozen, because a frozen dataclass takes three times as long to make.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WHOLE_MILLI = 1000
 """Thousandths of one GPU's time."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Share:
     """Share on each GPU: time in thousandths, memory in bytes."""
 
@@ -33,7 +33,7 @@ class Share:
     """None: the request names no memory, and none is granted yet."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Workload:
     """Tenant of GPUs, or a workload that waits for a place."""
 
