@@ -3,6 +3,7 @@ of a command, because each further start of kubectl takes a tenth of a second of
 
 Guarantees:
 - Each read ends within its timeout.
+- A proxy that failed is replaced before the next read.
 - The proxy ends with this process, also if this process is killed. A shell waits for the end of its input, which this
   process holds open; then it kills the proxy and deletes the socket.
 """
@@ -31,7 +32,7 @@ class ProxyError(Exception):
 
 
 class Proxy:
-    """Proxy that starts at the first read. `command`: kubectl with the flags of its connection."""
+    """Proxy that one process reads through. `command`: kubectl with the flags of its connection."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = tuple(command)
@@ -39,12 +40,14 @@ class Proxy:
         self._shell: subprocess.Popen[bytes] | None = None
         self._folder = Path()
         self._serves = False
+        self._failed = False
 
     def start(self) -> None:
-        """Start the proxy, if it was not started before. Raise `FileNotFoundError` without kubectl."""
+        """Start the proxy, unless one runs and has not failed. Raise `FileNotFoundError` without kubectl."""
         with self._lock:
-            if self._shell is not None:
+            if self._shell is not None and not self._failed:
                 return
+            self._end()
             if shutil.which(self._command[0]) is None:
                 raise FileNotFoundError(ENOENT, os.strerror(ENOENT))
             self._folder = Path(tempfile.mkdtemp(prefix="sharepod-"))
@@ -55,9 +58,9 @@ class Proxy:
             )  # fmt: skip
 
     def get(self, path: str, timeout_s: float) -> tuple[int, bytes]:
-        """Return the HTTP status and the body of the answer to GET. Raise `ProxyError` or `FileNotFoundError`."""
+        """Return the HTTP status and the body of the answer to GET. The proxy must have been started. Raise
+        `ProxyError`."""
         ends = time.monotonic() + timeout_s
-        self.start()
         self._await_start(timeout_s)
         request = f"GET {path} HTTP/1.0\r\nHost: localhost\r\nAccept: application/json\r\n\r\n"
         parts: list[bytes] = []
@@ -71,6 +74,7 @@ class Proxy:
         except TimeoutError:
             raise ProxyError(self._with_output(f"did not answer within {timeout_s} s")) from None
         except OSError as error:
+            self._failed = True
             raise ProxyError(self._with_output(f"failed: {error}")) from None
         head, _, body = b"".join(parts).partition(b"\r\n\r\n")
         words = head.split(None, 2)
@@ -81,9 +85,12 @@ class Proxy:
     def close(self) -> None:
         """End the proxy."""
         with self._lock:
-            if self._shell is None:
-                return
-            shell, self._shell, self._serves = self._shell, None, False
+            self._end()
+
+    def _end(self) -> None:
+        shell, self._shell, self._serves, self._failed = self._shell, None, False, False
+        if shell is None:
+            return
         assert shell.stdin is not None and shell.stdout is not None  # noqa: PT018
         shell.stdin.close()
         shell.wait(_END_S)
@@ -100,6 +107,7 @@ class Proxy:
                 raise ProxyError(self._with_output(f"did not answer within {timeout_s} s"))
             self._serves = bool(output.readline())
             if not self._serves:
+                self._failed = True
                 raise ProxyError(self._with_output(""))
 
     def _with_output(self, problem: str) -> str:

@@ -4,6 +4,7 @@ kubectl's place and answers on the socket that it is asked to serve."""
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -50,12 +51,20 @@ def answering(folder: Path, status: str, body: str) -> Iterator[Kubectl]:
         yield kubectl
 
 
+def runs(pid: str) -> bool:
+    """Return whether a process exists and is no zombie, which its parent has not yet noticed."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def ended(pid: str) -> bool:
     """Return whether a process ends within ten seconds."""
     ends = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < ends:
+    while runs(pid) and time.monotonic() < ends:
         time.sleep(0.01)
-    return not Path(f"/proc/{pid}").exists()
+    return not runs(pid)
 
 
 def test_all_reads_of_a_command_take_one_proxy_which_ends_with_it(tmp_path: Path) -> None:
@@ -89,6 +98,17 @@ def test_the_proxy_of_a_killed_command_ends(tmp_path: Path) -> None:
     while folder.exists() and time.monotonic() < ends:
         time.sleep(0.01)
     assert not folder.exists()
+
+
+def test_a_proxy_that_ended_is_replaced_before_the_next_read(tmp_path: Path) -> None:
+    with answering(tmp_path, "200 OK", "{}") as kubectl:
+        kubectl.get("/")
+        (pid,) = (tmp_path / "pids").read_text().split()
+        os.kill(int(pid), signal.SIGKILL)
+        assert ended(pid)
+        with pytest.raises(KubectlError, match=r"kubectl failed: .*refused"):
+            kubectl.get("/")
+        assert kubectl.get("/") == {}
 
 
 @pytest.mark.parametrize(
