@@ -17,11 +17,13 @@ import re
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from socketserver import TCPServer
+from typing import NoReturn
 
 from kubectl_sharepod.kubectl import ForbiddenError, Json, Kubectl, KubectlError
 from kubectl_sharepod.page.content import History, content
@@ -37,12 +39,11 @@ _CLOSED = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
 class Reading:
-    """Reader of the page's content, in a thread of its own. Keeps the newest content."""
+    """Reader of the page's content. Keeps the newest content."""
 
     def __init__(self, scope: Scope, note: str = "") -> None:
         self._scope, self._note = scope, note
         self._history = History(EVERY_S)
-        self._ended = threading.Event()
         self._found: Json = {}
         self.body = b""
         """Newest content, as JSON for the page's script."""
@@ -55,18 +56,15 @@ class Reading:
         self._found["notes"] += [self._note] if self._note else []
         self._show("")
 
-    def run(self) -> None:
-        """Read every `EVERY_S` until `end` is called. If a read fails, the page shows the error above the last
-        content."""
-        while not self._ended.wait(EVERY_S):
+    def run(self) -> NoReturn:
+        """Read every `EVERY_S` until Ctrl-C. If a read fails, the page shows the error above the last content. Raise
+        `KeyboardInterrupt`."""
+        while True:
+            time.sleep(EVERY_S)
             try:
                 self.read()
             except KubectlError as error:
                 self._show(str(error))
-
-    def end(self) -> None:
-        """Make `run` return."""
-        self._ended.set()
 
     def _show(self, problem: str) -> None:
         self.body = json.dumps({"every": EVERY_S, "problem": problem, **self._found}).encode()
@@ -94,16 +92,9 @@ def serve(scope: Scope, note: str, port: int, announce: Callable[[str], None]) -
     """Serve the page until Ctrl-C. `announce`: called with its URL. Raise `KubectlError`."""
     reading = Reading(scope, note)
     reading.read()
-    with served(lambda: reading.body, port) as url:
+    with served(lambda: reading.body, port) as url, suppress(KeyboardInterrupt):
         announce(url)
-        again = threading.Thread(target=reading.run, name="reading")
-        again.start()
-        try:
-            with suppress(KeyboardInterrupt):
-                again.join()
-        finally:
-            reading.end()
-            again.join()
+        reading.run()
 
 
 @contextmanager

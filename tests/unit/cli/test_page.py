@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import re
 import socket
 import struct
 import threading
+import time
 from argparse import ArgumentTypeError
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from urllib.parse import urlsplit
@@ -203,50 +205,46 @@ def test_the_page_may_load_nothing_from_elsewhere() -> None:
     assert {name: answer.headers[name] for name in fixed} == fixed
 
 
-def test_a_failed_read_is_shown_with_the_last_figures() -> None:
+def test_a_failed_read_is_shown_with_the_last_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     kubectl = cluster()
     reading = Reading(Scope(kubectl, None))
     reading.read()
     del kubectl.objects[PODS]
 
-    class Waits:
-        """Clock that lets the page's reader read once, then ends it."""
-
-        def __init__(self) -> None:
-            self.left = 1
-
-        def wait(self, _: float) -> bool:
-            self.left -= 1
-            return self.left < 0
-
-    reading._ended = Waits()  # type: ignore[assignment]
-    reading.run()
+    monkeypatch.setattr(time, "sleep", interrupted_at(2))
+    with pytest.raises(KeyboardInterrupt):
+        reading.run()
     found = json.loads(reading.body)
     assert "SharePod is not installed" in found["problem"]
     assert len(found["gpus"]) == 3
 
 
-def test_ctrl_c_closes_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+def test_ctrl_c_closes_the_page(monkeypatch: pytest.MonkeyPatch, *, at_once: bool) -> None:
     urls: list[str] = []
-    monkeypatch.setattr(threading.Thread, "join", interrupted(threading.Thread.join, "reading"))
-    serve(Scope(cluster(), None), "", 0, urls.append)
+
+    def announce(url: str) -> None:
+        urls.append(url)
+        if at_once:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", interrupted_at(1))
+    serve(Scope(cluster(), None), "", 0, announce)
     host, port = urlsplit(urls[0]).hostname, urlsplit(urls[0]).port
     assert host == "127.0.0.1"
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((host, port or 0), timeout=TIMEOUT_S)
 
 
-def interrupted(join: object, name: str) -> object:
-    """Return a replacement of `Thread.join` that raises KeyboardInterrupt once for the thread with this name."""
-    done: list[str] = []
+def interrupted_at(last: int) -> Callable[[float], None]:
+    """Return a replacement of `time.sleep` that returns at once, and raises KeyboardInterrupt at its `last` call."""
+    calls = itertools.count(1)
 
-    def joined(self: threading.Thread, timeout: float | None = None) -> None:
-        if self.name == name and not done:
-            done.append(name)
+    def sleep(_seconds: float) -> None:
+        if next(calls) == last:
             raise KeyboardInterrupt
-        join(self, timeout)  # type: ignore[operator]
 
-    return joined
+    return sleep
 
 
 def test_a_port_in_use_or_out_of_range_is_an_error() -> None:
