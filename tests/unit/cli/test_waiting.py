@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 
 import pytest
 import yaml
-from kubectl_sharepod import commands
+from kubectl_sharepod import commands, reading
 from kubectl_sharepod.kubectl import Json
 from kubectl_sharepod.output import Format, Screen, show
 from kubectl_sharepod.reading import Scope, workloads
-from kubectl_sharepod.views import milli
+from kubectl_sharepod.views import milli, now
 from kubectl_sharepod.wanted import of_claim, of_line
 
 from .fleet import CLAIMS, GI, PODS, TEAM_CLAIMS, TEAM_PODS, Memory, claim, pending_pod, waiting_cluster
@@ -89,7 +89,9 @@ def test_the_table_at_both_widths() -> None:
     assert printed(waiting_cluster(), None, width=160).splitlines()[1].split()[0] == "NAMESPACE"
 
 
-def test_formats_for_programs_have_the_waiting_workloads() -> None:
+def test_formats_for_programs_have_the_waiting_workloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    moment = now()
+    monkeypatch.setattr(reading, "now", lambda: moment)  # ages are whole seconds, which may change between two reads
     names = printed(waiting_cluster(), how=Format.NAME).split()
     assert names == [
         "claim/job-gpu",

@@ -231,6 +231,7 @@ async def test_time_accounts_are_written_a_few_at_a_time(agent: Agent, monkeypat
     await agent.tenants.apply([row(f"t{index}") for index in range(30)])
     written: list[str] = []
     monkeypatch.setattr(ServedTenant, "checkpoint", lambda served: written.append(served.tenant_id))
+    agent.tenants._checkpoints_due.clear()  # the agent's own timer may have begun a round
     agent.tenants._checkpoint()
     assert len(written) <= 12
     for _ in range(2):
