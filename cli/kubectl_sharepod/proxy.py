@@ -61,7 +61,7 @@ class Proxy:
         """Return the HTTP status and the body of the answer to GET. The proxy must have been started. Raise
         `ProxyError`."""
         ends = time.monotonic() + timeout_s
-        self._await_start(timeout_s)
+        self._await_start(timeout_s, ends)
         request = f"GET {path} HTTP/1.0\r\nHost: localhost\r\nAccept: application/json\r\n\r\n"
         parts: list[bytes] = []
         try:
@@ -96,14 +96,15 @@ class Proxy:
         shell.wait(_END_S)
         shell.stdout.close()
 
-    def _await_start(self, timeout_s: float) -> None:
-        """Wait until the proxy serves. Its only line of output announces this."""
+    def _await_start(self, timeout_s: float, ends: float) -> None:
+        """Wait until the proxy serves, at most until the monotonic time `ends`. Its only line of output announces
+        this. A read that waits for the lock loses that time, so that all end together."""
         with self._lock:
             if self._serves or self._shell is None:
                 return
             output = self._shell.stdout
             assert output is not None
-            if not select.select([output], [], [], timeout_s)[0]:
+            if not select.select([output], [], [], max(0.0, ends - time.monotonic()))[0]:
                 raise ProxyError(self._with_output(f"did not answer within {timeout_s} s"))
             self._serves = bool(output.readline())
             if not self._serves:
