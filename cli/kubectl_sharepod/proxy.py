@@ -36,7 +36,7 @@ class Proxy:
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = tuple(command)
-        self._lock = threading.Lock()
+        self._lock, self._awaiting = threading.Lock(), threading.Lock()
         self._shell: subprocess.Popen[bytes] | None = None
         self._folder = Path()
         self._serves = False
@@ -99,7 +99,7 @@ class Proxy:
     def _await_start(self, timeout_s: float, ends: float) -> None:
         """Wait until the proxy serves, at most until the monotonic time `ends`. Its only line of output announces
         this. A read that waits for the lock loses that time, so that all end together."""
-        with self._lock:
+        with self._awaiting:
             if self._serves or self._shell is None:
                 return
             output = self._shell.stdout
